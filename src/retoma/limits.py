@@ -1,0 +1,42 @@
+"""Every bound of the system in one place: nothing in Retoma grows without one."""
+
+from __future__ import annotations
+
+# Requests
+REQUEST_BYTES_MAX = 8 * 1024 * 1024
+IDEMPOTENCY_KEY_CHARS_MAX = 255
+METADATA_PAIRS_MAX = 16
+METADATA_KEY_CHARS_MAX = 64
+METADATA_VALUE_CHARS_MAX = 512
+STOP_STRINGS_MAX = 16
+STOP_STRING_CHARS_MAX = 256
+INPUT_ITEMS_MAX = 10_000
+OUTPUT_TOKENS_MAX = 1_000_000
+PAGE_ITEMS_MAX = 100
+EVENTS_PAGE_MAX = 1_000
+
+# The store's writer
+WRITER_QUEUE_MAX = 10_000
+WRITER_BATCH_MAX = 512
+WRITER_GATHER_US = 200
+COMMIT_TRIES_MAX = 3
+BUSY_WAIT_MS_MAX = 10_000
+CHECKPOINT_PAGES = 1_000
+
+# Tasks
+QUEUED_TASKS_MAX = 10_000
+RECOVERY_BATCH_MAX = 100
+RESTARTS_KEPT_MAX = 32
+# A text that kills its engine without getting further than before is tried this often, then failed (`engine_crashed`).
+CRASHES_WITHOUT_PROGRESS_MAX = 3
+APPEND_TOKENS_MAX = 512
+PRUNE_BATCH_MAX = 100
+
+# Engines
+FRAME_BYTES_MAX = 64 * 1024 * 1024
+PREFILL_CHUNK_TOKENS = 256
+SNAPSHOTS_KEPT = 2
+# A snapshot must save at least this multiple of its own cost, and writing them may take this share of the time.
+SNAPSHOT_GAIN_MIN = 4.0
+SNAPSHOT_TIME_SHARE_MAX = 0.02
+SNAPSHOT_BYTES_MAX = 4 * 1024**3

@@ -1,0 +1,149 @@
+"""Settings: a flag, else `RETOMA_<NAME>` in the environment, else `retoma.toml` in the data directory, else the default.
+
+Every setting is a field below with its unit and its meaning; `retoma settings` prints them with where each came from.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from retoma.errors import Refused
+
+_PREFIX = "RETOMA_"
+# Read by other parts of Retoma, and no settings of a service.
+_OTHER_VARIABLES = {"RETOMA_FAILPOINT", "RETOMA_URL", "RETOMA_TOKEN", "RETOMA_SCRIPTED_TOKEN_MS"}
+_SWITCH_PREFIXES = ("RETOMA_SCRIPTED_", "RETOMA_TEST_")
+
+
+def _setting(default: Any, unit: str, meaning: str) -> Any:  # noqa: ANN401 - as dataclasses.field
+    return field(default=default, metadata={"unit": unit, "meaning": meaning})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings of one instance."""
+
+    data_dir: Path = _setting(Path(), "path", "where the store, the models and the snapshots live")
+    store: str = _setting("", "URL", "sqlite:///PATH; empty: retoma.db in the data directory")
+    host: str = _setting("127.0.0.1", "address", "the address to listen on")
+    port: int = _setting(8642, "port", "the port to listen on; 0 picks a free one")
+    ready_file: str = _setting("", "path", "written with the base URL once requests are accepted")
+    workers: int = _setting(2, "tasks", "how many tasks this instance works on at once; 0: accept and serve only")
+    threads: int = _setting(0, "threads", "threads of one engine; 0: one less than there are processors")
+    context_tokens: int = _setting(4096, "tokens", "longest prompt and answer together, up to the model's own limit")
+    default_model: str = _setting("", "name", "the model for requests that name none; empty: the only one")
+    models_loaded: int = _setting(1, "models", "how many models are kept in memory while nothing uses them")
+    llama_library: str = _setting("", "path", "another llama.cpp library; empty: the one of the extra `llama`")
+    snapshots: bool = _setting(True, "yes/no", "write snapshots of running texts, so that a restart is quick")  # noqa: FBT003
+    load_timeout_s: float = _setting(600.0, "seconds", "how long a model may take to load")
+    stall_timeout_s: float = _setting(120.0, "seconds", "how long an engine may be silent before it is ended")
+    cancel_wait_s: float = _setting(5.0, "seconds", "how long a cancel request waits for the end of the task")
+    queue_max: int = _setting(10_000, "tasks", "how many tasks may wait")
+    idempotency_hours: float = _setting(24.0, "hours", "how long an idempotency key is remembered after it was used")
+    retention_days: float = _setting(30.0, "days", "how long a finished response is kept; 0: for ever")
+    unstored_minutes: float = _setting(60.0, "minutes", "how long a finished response with store=false is kept")
+    scripted: bool = _setting(False, "yes/no", "register the deterministic model `scripted`, for tests")  # noqa: FBT003
+    log_level: str = _setting("info", "word", "debug, info, warning or error")
+
+    @property
+    def database(self) -> Path:
+        """The SQLite file."""
+        return Path(self.store.removeprefix("sqlite:///")) if self.store else self.data_dir / "retoma.db"
+
+    @property
+    def engine_threads(self) -> int:
+        """Threads of one engine, the default filled in: a busy process beside the engine must not share its core."""
+        return self.threads or max(1, (os.cpu_count() or 2) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Sourced:
+    """The settings in force, and for each where it came from."""
+
+    settings: Settings
+    sources: Mapping[str, str]
+
+
+def default_data_dir() -> Path:
+    """The platform's folder for a user's data."""
+    return Path(platformdirs.user_data_dir("retoma", appauthor=False))
+
+
+def load(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Sourced:
+    """Settings from all four places; raises Refused, which names the place and what is wrong."""
+    data_dir = Path(flags.get("data_dir") or environment.get("RETOMA_DATA_DIR") or default_data_dir()).absolute()
+    file = data_dir / "retoma.toml"
+    layers: list[tuple[str, Mapping[str, Any]]] = [
+        (str(file), _read_file(file)),
+        ("environment", _read_environment(environment)),
+        ("flag", {name: value for name, value in flags.items() if value is not None}),
+    ]
+    values: dict[str, Any] = {}
+    sources = {setting.name: "default" for setting in fields(Settings)}
+    for source, layer in layers:
+        for name, value in layer.items():
+            if name not in sources:
+                raise Refused(f"{source}: there is no setting {name!r}; `retoma settings` lists them")
+            values[name], sources[name] = _convert(name, value, source), source
+    values["data_dir"] = data_dir
+    return Sourced(_checked(Settings(**values)), sources)
+
+
+def _read_file(file: Path) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise Refused(f"{file} can't be read: {error}") from error
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name.removeprefix(_PREFIX).lower(): value
+        for name, value in environment.items()
+        if name.startswith(_PREFIX) and name not in _OTHER_VARIABLES and not name.startswith(_SWITCH_PREFIXES)
+    }
+
+
+def _convert(name: str, value: Any, source: str) -> Any:  # noqa: ANN401 - any kind of setting
+    kind = type(getattr(Settings, "__dataclass_fields__")[name].default)  # noqa: B009 - slots hide the defaults
+    try:
+        if kind is bool:
+            return _as_bool(value)
+        if kind is int and isinstance(value, bool | float):
+            raise ValueError(value)  # noqa: TRY301 - int() would accept them
+        return kind(value)
+    except (TypeError, ValueError):
+        unit = getattr(Settings, "__dataclass_fields__")[name].metadata["unit"]  # noqa: B009
+        raise Refused(f"{source}: {name} = {value!r} is not valid; it takes: {unit}") from None
+
+
+def _as_bool(value: Any) -> bool:  # noqa: ANN401
+    if isinstance(value, bool):
+        return value
+    words = {"1": True, "yes": True, "true": True, "on": True, "0": False, "no": False, "false": False, "off": False}
+    try:
+        return words[str(value).lower()]
+    except KeyError:
+        raise ValueError(value) from None
+
+
+def _checked(settings: Settings) -> Settings:
+    for name in ("port", "workers", "threads", "retention_days", "unstored_minutes", "idempotency_hours", "models_loaded"):
+        if getattr(settings, name) < 0:
+            raise Refused(f"{name} = {getattr(settings, name)} is below 0")
+    if settings.port > 65535:  # noqa: PLR2004 - the largest port
+        raise Refused(f"port = {settings.port} is above 65535")
+    if settings.context_tokens < 16:  # noqa: PLR2004 - a prompt template alone needs that
+        raise Refused(f"context_tokens = {settings.context_tokens} is below 16")
+    if settings.store and not settings.store.startswith("sqlite:///"):
+        raise Refused(f"store = {settings.store!r} is not supported; use sqlite:///PATH")
+    return settings
