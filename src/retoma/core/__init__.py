@@ -1,0 +1,1 @@
+"""Domain decisions: pure functions and values. No I/O, no clock, no randomness, no third party."""
