@@ -1,0 +1,90 @@
+"""What a transaction may ask of a store, and what the runtime may ask of it; the same for every database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from retoma.failpoints import Failpoint
+from retoma.store.statements import Statement
+
+T = TypeVar("T")
+Value = str | int | float | bytes | None
+Row = tuple[Any, ...]
+
+
+class Tx(Protocol):
+    """One transaction. All that a function does through it is committed together or not at all."""
+
+    def rows(self, statement: Statement, params: Mapping[str, Value]) -> list[Row]:
+        """Every row, in the statement's order."""
+        ...
+
+    def row(self, statement: Statement, params: Mapping[str, Value]) -> Row | None:
+        """The only row, or None; more than one is a programmer's error."""
+        ...
+
+    def execute(self, statement: Statement, params: Mapping[str, Value]) -> int:
+        """Carries out a statement; the number of rows it changed."""
+        ...
+
+    def wake(self, task_id: str) -> None:
+        """After the commit, tell those who follow this task."""
+        ...
+
+    def after_commit(self, point: Failpoint) -> None:
+        """After the commit and before anybody hears of it, pass this failpoint."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a transaction ended: a result, or an error that says that nothing was written."""
+
+    result: Any = None
+    error: BaseException | None = None
+
+
+Settle = Callable[[Outcome], None]
+Deliver = Callable[[Callable[[], None]], None]
+"""Runs a function where the store's listeners live, e.g. on an event loop; called once per commit."""
+OnCommit = Callable[[frozenset[str]], None]
+"""Told, once per commit, which tasks changed."""
+
+
+class Store(Protocol):
+    """A store. Every method may be called from any thread."""
+
+    def submit(self, function: Callable[[Tx], Any], settle: Settle) -> None:
+        """Queues a writing transaction; `settle` is called once, after its commit or its refusal.
+
+        The function may be run more than once (an unknown commit is driven again), so its effect must be found by its
+        operation id. It must not block, hash, encode at length or call out. Outcomes: the function's result or its own
+        RetomaError; StoreUnavailable, also when the outcome is unknown; StoreFull; ShuttingDown.
+        """
+        ...
+
+    def transact(self, function: Callable[[Tx], T]) -> T:
+        """As `submit`, for callers without an event loop: waits for the commit."""
+        ...
+
+    def read(self, function: Callable[[Tx], T]) -> T:
+        """Runs a reading function on one consistent view, in the calling thread; raises StoreUnavailable."""
+        ...
+
+    def listen(self, deliver: Deliver, on_commit: OnCommit) -> None:
+        """From now on settle and report commits through `deliver`."""
+        ...
+
+    def changed_elsewhere(self) -> bool:
+        """True if another process has committed since the last call; cheap enough to ask fifty times a second."""
+        ...
+
+    def problem(self) -> str | None:
+        """One sentence on what is wrong with the store now, or None."""
+        ...
+
+    def close(self) -> None:
+        """Commits what is queued, then closes. Later transactions end with ShuttingDown."""
+        ...

@@ -1,0 +1,141 @@
+"""Brings a SQLite file to this release's schema, or refuses it untouched.
+
+Each migration says which releases may still read and write a store that has it (`OLDEST_READER`, `OLDEST_WRITER`, in schema
+versions). A store with a newer schema is accepted while its oldest writer is not above ours; otherwise it is refused before
+a single byte of it is changed. One process migrates at a time: the version is read again under the write lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import apsw
+
+from retoma.errors import Refused
+from retoma.store import sqlite
+
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x52544D41  # "RTMA", so that another program's database is never taken for ours
+_FILE = re.compile(r"^(\d{4})_(\w+)\.sqlite\.sql$")
+# Per schema version: the oldest schema version whose release may still read, and write, such a store.
+_COMPATIBILITY = {1: (1, 1)}
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step of the schema."""
+
+    version: int
+    name: str
+    sql: str
+
+    @property
+    def checksum(self) -> str:
+        """Of the text, so that a changed migration is noticed."""
+        return hashlib.sha256(self.sql.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What a store says of itself; version 0 is an empty file."""
+
+    version: int
+    oldest_reader: int
+    oldest_writer: int
+
+
+def migrations() -> list[Migration]:
+    """All of this release, in order."""
+    found = [
+        Migration(int(match[1]), match[2], file.read_text())
+        for file in (resources.files("retoma.store") / "migrations").iterdir()
+        if (match := _FILE.match(file.name))
+    ]
+    return sorted(found, key=lambda migration: migration.version)
+
+
+def read_schema(connection: apsw.Connection) -> Schema:
+    """The newest migration of an open store; raises Refused for a database that is not Retoma's."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    if not tables:
+        return Schema(0, 0, 0)
+    if connection.pragma("application_id") != APPLICATION_ID or "migrations" not in tables:
+        raise Refused("this database belongs to another program; name another file with --store or --data-dir")
+    row = connection.execute(
+        "SELECT version, oldest_reader, oldest_writer FROM migrations ORDER BY version DESC LIMIT 1"
+    ).fetchone()
+    assert row is not None
+    return Schema(*row)
+
+
+def require_readable(schema: Schema, path: Path) -> None:
+    """Raises Refused if this release can't work on the store."""
+    if schema.oldest_writer > SCHEMA_VERSION or schema.oldest_reader > SCHEMA_VERSION:
+        raise Refused(
+            f"{path} has schema {schema.version}, which needs a newer Retoma than this one (schema {SCHEMA_VERSION}); "
+            "upgrade Retoma or restore a backup; nothing was changed"
+        )
+
+
+def prepare(path: Path, now_ms: int) -> Schema:
+    """Creates or migrates the store at `path`; raises Refused or StoreUnavailable with the file unchanged."""
+    if path.exists() and path.stat().st_size:
+        _look(path)
+    connection = sqlite.open_connection(path)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        schema = read_schema(connection)
+        require_readable(schema, path)
+        if schema.version < SCHEMA_VERSION:
+            _migrate(connection, path, schema, now_ms)
+        connection.execute("COMMIT")
+        return read_schema(connection)
+    except apsw.Error as error:
+        raise sqlite.translate(error, path) from error
+    finally:
+        connection.close()
+
+
+def _look(path: Path) -> None:
+    """Reads the schema without opening the file for writing, so that a refused one keeps its bytes."""
+    try:
+        connection = sqlite.open_connection(path, read_only=True)
+        try:
+            require_readable(read_schema(connection), path)
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        raise sqlite.translate(error, path) from error
+
+
+def _migrate(connection: apsw.Connection, path: Path, schema: Schema, now_ms: int) -> None:
+    if schema.version:
+        _backup(path, schema)
+    else:
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    for migration in migrations():
+        if migration.version <= schema.version:
+            continue
+        connection.execute(migration.sql)
+        oldest_reader, oldest_writer = _COMPATIBILITY[migration.version]
+        connection.execute(
+            "INSERT INTO migrations (version, name, checksum, oldest_reader, oldest_writer, applied_at_ms) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            (migration.version, migration.name, migration.checksum, oldest_reader, oldest_writer, now_ms),
+        )
+
+
+def _backup(path: Path, schema: Schema) -> None:
+    """A consistent copy beside the store, through a second connection that sees the last committed state."""
+    source = sqlite.open_connection(path, read_only=True)
+    copy = apsw.Connection(f"{path}.before-schema-{schema.version + 1}")
+    try:
+        with copy.backup("main", source, "main") as backup:
+            backup.step()
+    finally:
+        copy.close()
+        source.close()

@@ -1,0 +1,21 @@
+-- name: read
+-- What was done under this key, by primary key, with the state of its task.
+SELECT k.request_digest, k.task_id, k.expires_at_ms, t.state
+FROM idempotency_keys AS k
+INNER JOIN tasks AS t ON t.id = k.task_id
+WHERE k.client_id = :client_id AND k.key_hash = :key_hash;
+
+-- name: insert
+-- A new key, together with its task.
+INSERT INTO idempotency_keys (client_id, key_hash, request_digest, task_id, created_at_ms, expires_at_ms)
+VALUES (:client_id, :key_hash, :request_digest, :task_id, :now_ms, :expires_at_ms);
+
+-- name: delete
+-- One key by primary key; only for one that has expired and whose task is finished.
+DELETE FROM idempotency_keys
+WHERE client_id = :client_id AND key_hash = :key_hash;
+
+-- name: delete_of_task
+-- The key of a task that is being deleted, by the index idempotency_keys_by_task.
+DELETE FROM idempotency_keys
+WHERE task_id = :task_id;

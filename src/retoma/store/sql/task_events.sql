@@ -1,0 +1,36 @@
+-- name: insert
+-- One event at the end of its task's log.
+INSERT INTO task_events (task_id, seq, type, body, tokens, op_id, format, created_at_ms)
+VALUES (:task_id, :seq, :type, :body, :tokens, :op_id, :format, :now_ms);
+
+-- name: after
+-- A page of a task's log, by primary key.
+SELECT seq, type, body
+FROM task_events
+WHERE task_id = :task_id AND seq > :after
+ORDER BY seq
+LIMIT :limit;
+
+-- name: whole
+-- A task's whole log, to fold it, by primary key.
+SELECT seq, type, body, tokens
+FROM task_events
+WHERE task_id = :task_id
+ORDER BY seq;
+
+-- name: op_at
+-- Which command wrote the event at this place, by primary key.
+SELECT op_id
+FROM task_events
+WHERE task_id = :task_id AND seq = :seq;
+
+-- name: of_op
+-- The last event that a command wrote, within one task's part of the primary key.
+SELECT max(seq)
+FROM task_events
+WHERE task_id = :task_id AND op_id = :op_id;
+
+-- name: delete_of_task
+-- The log of a task that is being deleted; a trigger refuses it for an unfinished one.
+DELETE FROM task_events
+WHERE task_id = :task_id;

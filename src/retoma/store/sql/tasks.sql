@@ -1,0 +1,154 @@
+-- name: insert
+-- A new task; its first events follow in the same transaction.
+INSERT INTO tasks (
+    id, client_id, model, mode, retention, on_restart, state, version, last_seq, fencing_token, instance_id, attempt,
+    tokens, crashes, crash_tokens, priority, request, restarts, created_at_ms, updated_at_ms, finished_at_ms
+) VALUES (
+    :id, :client_id, :model, :mode, :retention, :on_restart, 'queued', 1, 1, 0, :instance_id, 1,
+    0, 0, 0, :priority, :request, '[]', :now_ms, :now_ms, NULL
+);
+
+-- name: lock
+-- The whole row by primary key, locked until the end of the transaction: what every guarded change begins with.
+SELECT
+    id, client_id, model, mode, retention, on_restart, state, version, last_seq, fencing_token, instance_id, attempt,
+    tokens, crashes, crash_tokens, priority, request, restarts, created_at_ms, updated_at_ms, finished_at_ms
+FROM tasks
+WHERE id = :id
+$FOR_UPDATE;
+
+-- name: lock_progress
+-- The few columns that an append checks, by primary key; the request may be long and is left where it is.
+SELECT state, fencing_token, last_seq
+FROM tasks
+WHERE id = :id
+$FOR_UPDATE;
+
+-- name: move
+-- Every change of state goes through here. The guard repeats what was checked under the lock: a second line.
+UPDATE tasks
+SET
+    state = :state,
+    version = version + 1,
+    last_seq = :last_seq,
+    fencing_token = :fencing_token,
+    instance_id = :instance_id,
+    attempt = :attempt,
+    tokens = :tokens,
+    crashes = :crashes,
+    crash_tokens = :crash_tokens,
+    restarts = :restarts,
+    updated_at_ms = :now_ms,
+    finished_at_ms = CAST(:finished_at_ms AS bigint)
+WHERE id = :id AND state = :old_state AND version = :old_version AND fencing_token = :old_fencing_token;
+
+-- name: advance
+-- Output was appended: the owner's token, the state and the expected place in the log are the guard.
+UPDATE tasks
+SET last_seq = :last_seq, tokens = tokens + :tokens, updated_at_ms = :now_ms
+WHERE id = :id AND fencing_token = :fencing_token AND state = 'running' AND last_seq = :old_last_seq;
+
+-- name: first_queued
+-- The next task to work on, by the partial index tasks_queue; rows that another instance is claiming are passed over.
+SELECT id
+FROM tasks
+WHERE state = 'queued'
+ORDER BY priority, id
+LIMIT 1
+$SKIP_LOCKED;
+
+-- name: active
+-- What an instance works on, by the partial index tasks_active; at most a few more than it has workers.
+SELECT id, state
+FROM tasks
+WHERE instance_id = :instance_id AND state IN ('loading', 'running', 'cancelling')
+ORDER BY id
+LIMIT :limit;
+
+-- name: queued_of
+-- The queued tasks of one instance, by the partial index tasks_queue, one batch.
+SELECT id
+FROM tasks
+WHERE state = 'queued' AND instance_id = :instance_id
+ORDER BY priority, id
+LIMIT :limit;
+
+-- name: owners
+-- Which instances own unfinished tasks, from the two partial indexes; some may have no row in `instances` any more.
+SELECT instance_id FROM tasks WHERE state IN ('loading', 'running', 'cancelling')
+UNION
+SELECT instance_id FROM tasks WHERE state = 'queued'
+ORDER BY instance_id;
+
+-- name: read
+-- One task by primary key.
+SELECT
+    id, client_id, model, mode, retention, on_restart, state, version, last_seq, fencing_token, instance_id, attempt,
+    tokens, crashes, crash_tokens, priority, request, restarts, created_at_ms, updated_at_ms, finished_at_ms
+FROM tasks
+WHERE id = :id;
+
+-- name: state
+-- What a follower needs to know about a task, by primary key.
+SELECT client_id, state, last_seq, version
+FROM tasks
+WHERE id = :id;
+
+-- name: page
+-- The operator's list, newest first, by primary key; an empty filter takes all.
+SELECT
+    id, client_id, model, mode, retention, on_restart, state, version, last_seq, fencing_token, instance_id, attempt,
+    tokens, crashes, crash_tokens, priority, request, restarts, created_at_ms, updated_at_ms, finished_at_ms
+FROM tasks
+WHERE id < :before
+    AND (CAST(:state AS text) = '' OR state = CAST(:state AS text))
+    AND (CAST(:client_id AS text) = '' OR client_id = CAST(:client_id AS text))
+ORDER BY id DESC
+LIMIT :limit;
+
+-- name: queue_length
+-- How many wait, counted up to a bound, by the partial index tasks_queue.
+SELECT count(*)
+FROM (SELECT id FROM tasks WHERE state = 'queued' LIMIT :limit) AS waiting;
+
+-- name: queue_position
+-- How many are before this one, counted up to a bound, by the partial index tasks_queue.
+SELECT count(*)
+FROM (
+    SELECT id FROM tasks
+    WHERE state = 'queued' AND (priority < :priority OR priority = :priority AND id < :id)
+    LIMIT :limit
+) AS waiting;
+
+-- name: counts
+-- Tasks per state, for people; reads the whole table.
+SELECT state, count(*)
+FROM tasks
+GROUP BY state
+ORDER BY state;
+
+-- name: unfinished_with_model
+-- How many unfinished tasks need this model.
+SELECT count(*)
+FROM tasks
+WHERE model = :model AND state IN ('queued', 'loading', 'running', 'cancelling');
+
+-- name: expired
+-- A batch of finished tasks past their time, by the partial index tasks_finished; locked rows are passed over.
+SELECT id
+FROM tasks
+WHERE finished_at_ms IS NOT NULL
+    AND finished_at_ms < :before_ms
+    AND retention = :retention
+    AND NOT EXISTS (
+        SELECT 1 FROM idempotency_keys
+        WHERE idempotency_keys.task_id = tasks.id AND idempotency_keys.expires_at_ms >= :now_ms
+    )
+ORDER BY finished_at_ms, id
+LIMIT :limit
+$SKIP_LOCKED;
+
+-- name: delete_finished
+-- One finished task; the predicate stands here, in the deleting statement, whatever was selected before.
+DELETE FROM tasks
+WHERE id = :id AND state IN ('completed', 'failed', 'cancelled');

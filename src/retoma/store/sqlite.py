@@ -1,0 +1,303 @@
+"""The SQLite driver, on apsw. It knows databases and no task.
+
+apsw carries its own SQLite. Two SQLite libraries in one process on one file lose committed rows silently (closing a file
+drops the process's POSIX locks), so the standard library's module is banned in this project, also in in-process tests.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import apsw
+
+from retoma import limits
+from retoma.errors import Conflict, Refused, StoreFull, StoreUnavailable, Unavailable
+from retoma.failpoints import Failpoint
+from retoma.store.contract import Deliver, OnCommit, Outcome, Row, Settle, Tx, Value
+from retoma.store.dialect import SQLITE
+from retoma.store.statements import Statement
+from retoma.store.writer import CommitUnknown, Writer
+
+T = TypeVar("T")
+READERS_MAX = 4
+
+
+def require_safe_library(version: str) -> None:
+    """Refuses SQLite libraries with the WAL-reset fault, which lets two processes corrupt a database; raises Refused."""
+    numbers = tuple(int(part) for part in version.split("."))
+    repaired = numbers >= (3, 51, 3) or (3, 50, 7) <= numbers < (3, 51) or (3, 44, 6) <= numbers < (3, 45)
+    if not repaired:
+        raise Refused(
+            f"SQLite {version} can corrupt a database that two processes share; "
+            "install apsw 3.51.3 or newer: pip install --upgrade apsw"
+        )
+
+
+def translate(error: apsw.Error, path: Path) -> Exception:
+    """The error of errors.py for a driver's error, by its code."""
+    if isinstance(error, apsw.FullError):
+        return StoreFull(f"the disk that holds {path} is full; free some space and try again")
+    if isinstance(error, apsw.ConstraintError):
+        # A CHECK, a trigger or a key has refused what the code above should never have asked for.
+        return Conflict(f"the store refused the change: {error}")
+    if isinstance(error, apsw.NotADBError | apsw.CorruptError):
+        return Refused(f"{path} is not an intact SQLite database: {error}")
+    if isinstance(error, apsw.ReadOnlyError | apsw.CantOpenError | apsw.PermissionsError):
+        return StoreUnavailable(f"{path} can't be opened for writing: {error}")
+    if isinstance(error, apsw.BusyError | apsw.LockedError):
+        return StoreUnavailable("the store is busy with other processes; try again")
+    return StoreUnavailable(f"the store reported an error: {error}")
+
+
+def _wait_for_lock(tries: int) -> bool:
+    """Busy handler. Evenly spaced retries (`busy_timeout`) starved whole processes, so each wait has another length."""
+    jitter_us = time.perf_counter_ns() // 7 % 1200
+    time.sleep((300 + jitter_us) / 1e6)
+    return tries < limits.BUSY_WAIT_MS_MAX
+
+
+def open_connection(path: Path, *, read_only: bool = False) -> apsw.Connection:
+    """A connection with every setting that the guarantees rest on; raises Unavailable or Refused."""
+    require_safe_library(apsw.sqlite_lib_version())
+    mode = "ro" if read_only else "rwc"
+    try:
+        connection = apsw.Connection(
+            f"file:{quote(str(path))}?mode={mode}",
+            flags=apsw.SQLITE_OPEN_URI | apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE,
+        )
+        connection.set_busy_handler(_wait_for_lock)
+        if not read_only:
+            # Readers see one state while the writer writes, and a commit is one append.
+            connection.execute("PRAGMA journal_mode = WAL")
+        # FULL: COMMIT returns after the fsync; NORMAL loses acknowledged tasks when power fails.
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA trusted_schema = OFF")
+        # Checkpoints run in `after_batch`, where their errors are seen; automatic ones swallow them.
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute("PRAGMA temp_store = MEMORY")
+    except apsw.Error as error:
+        raise translate(error, path) from error
+    return connection
+
+
+class SqliteTx:
+    """A transaction's handle over an apsw connection."""
+
+    def __init__(self, connection: apsw.Connection, path: Path) -> None:
+        self._connection = connection
+        self._path = path
+        self._rendered: dict[str, str] = {}
+        self.woken: set[str] = set()
+        self.points: list[Failpoint] = []
+
+    def rows(self, statement: Statement, params: Mapping[str, Value]) -> list[Row]:
+        """Every row."""
+        try:
+            return self._connection.execute(self._text(statement), dict(params)).fetchall()
+        except apsw.Error as error:
+            raise translate(error, self._path) from error
+
+    def row(self, statement: Statement, params: Mapping[str, Value]) -> Row | None:
+        """The only row, or None."""
+        found = self.rows(statement, params)
+        assert len(found) <= 1, f"{statement.name} found {len(found)} rows"
+        return found[0] if found else None
+
+    def execute(self, statement: Statement, params: Mapping[str, Value]) -> int:
+        """Rows changed."""
+        self.rows(statement, params)
+        return self._connection.changes()
+
+    def wake(self, task_id: str) -> None:
+        """Remembered until the commit."""
+        self.woken.add(task_id)
+
+    def after_commit(self, point: Failpoint) -> None:
+        """Remembered until the commit."""
+        self.points.append(point)
+
+    def _text(self, statement: Statement) -> str:
+        try:
+            return self._rendered[statement.name]
+        except KeyError:
+            return self._rendered.setdefault(statement.name, statement.render(SQLITE))
+
+
+class SqliteWriteConnection:
+    """The writer's connection."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection = open_connection(path)
+        self._connection.set_wal_hook(self._note_wal)
+        self._wal_pages = 0
+        self.tx = SqliteTx(self._connection, path)
+        self.checkpoint_problem: str | None = None
+
+    def _note_wal(self, _connection: apsw.Connection, _database: str, pages: int) -> int:
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
+
+    def _run(self, sql: str) -> None:
+        try:
+            self._connection.execute(sql)
+        except apsw.Error as error:
+            raise translate(error, self._path) from error
+
+    def begin(self) -> None:
+        """Takes the write lock at once: a lock that is taken later can't be waited for without giving up the view."""
+        self._run("BEGIN IMMEDIATE")
+
+    def savepoint(self) -> None:
+        """Before one function."""
+        self._run("SAVEPOINT item")
+
+    def release(self) -> None:
+        """After a function that succeeded."""
+        self._run("RELEASE item")
+
+    def rollback_to_savepoint(self) -> bool:
+        """After one that failed; False when the database has already rolled back all (a full disk, an I/O error)."""
+        if not self._connection.in_transaction:
+            return False
+        self._run("ROLLBACK TO item")
+        self._run("RELEASE item")
+        return True
+
+    def commit(self) -> None:
+        """COMMIT; any error means that the outcome is unknown."""
+        try:
+            self._connection.execute("COMMIT")
+        except apsw.Error as error:
+            raise CommitUnknown(str(translate(error, self._path))) from error
+
+    def rollback(self) -> None:
+        """Gives up what is open."""
+        with suppress(apsw.Error):
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+
+    def after_batch(self) -> None:
+        """Moves the WAL into the database once it is long; an error is kept for `problem` and tried again next time."""
+        if self._wal_pages < limits.CHECKPOINT_PAGES:
+            return
+        # A reader that never ends keeps a passive checkpoint from resetting the WAL; a long WAL is then worth a wait.
+        long = self._wal_pages > 16 * limits.CHECKPOINT_PAGES
+        try:
+            self._connection.wal_checkpoint(
+                mode=apsw.SQLITE_CHECKPOINT_RESTART if long else apsw.SQLITE_CHECKPOINT_PASSIVE
+            )
+        except apsw.BusyError:
+            pass
+        except apsw.Error as error:
+            self.checkpoint_problem = f"a checkpoint failed: {error}"
+        else:
+            self.checkpoint_problem = None
+            self._wal_pages = 0
+
+    def close(self) -> None:
+        """Closes the connection."""
+        with suppress(apsw.Error):
+            self._connection.close()
+
+
+class SqliteStore:
+    """The store on one SQLite file. Several processes of one host may share it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._write_connection: SqliteWriteConnection | None = None
+        self._writer = Writer(self._connect)
+        self._readers: queue.LifoQueue[SqliteTx] = queue.LifoQueue()
+        self._reader_connections: list[apsw.Connection] = []
+        self._watch_lock = Lock()
+        self._watcher = open_connection(path, read_only=True)
+        self._seen_version = self._data_version()
+
+    def _connect(self) -> SqliteWriteConnection:
+        self._write_connection = SqliteWriteConnection(self.path)
+        return self._write_connection
+
+    def submit(self, function: Callable[[Tx], Any], settle: Settle) -> None:
+        """See Store.submit."""
+        self._writer.submit(function, settle)
+
+    def transact(self, function: Callable[[Tx], T]) -> T:
+        """See Store.transact."""
+        outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._writer.submit(function, outcomes.put)
+        outcome = outcomes.get()
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.result
+
+    def read(self, function: Callable[[Tx], T]) -> T:
+        """See Store.read."""
+        tx = self._take_reader()
+        try:
+            return self._read_on(tx, function)
+        finally:
+            self._readers.put(tx)
+
+    def _take_reader(self) -> SqliteTx:
+        with suppress(queue.Empty):
+            return self._readers.get_nowait()
+        with self._watch_lock:
+            if len(self._reader_connections) < READERS_MAX:
+                connection = open_connection(self.path, read_only=True)
+                self._reader_connections.append(connection)
+                return SqliteTx(connection, self.path)
+        return self._readers.get()
+
+    def _read_on(self, tx: SqliteTx, function: Callable[[Tx], T]) -> T:
+        connection = tx._connection  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - the driver's own two classes
+        try:
+            connection.execute("BEGIN")
+        except apsw.Error as error:
+            raise translate(error, self.path) from error
+        try:
+            return function(tx)
+        finally:
+            with suppress(apsw.Error):
+                connection.execute("ROLLBACK")
+
+    def listen(self, deliver: Deliver, on_commit: OnCommit) -> None:
+        """See Store.listen."""
+        self._writer.deliver, self._writer.on_commit = deliver, on_commit
+
+    def _data_version(self) -> int:
+        try:
+            return self._watcher.pragma("data_version")
+        except apsw.Error as error:
+            raise translate(error, self.path) from error
+
+    def changed_elsewhere(self) -> bool:
+        """Compares the file's change counter; this process's own commits raise it too, which only costs a look."""
+        with self._watch_lock:
+            version = self._data_version()
+            changed, self._seen_version = version != self._seen_version, version
+            return changed
+
+    def problem(self) -> str | None:
+        """See Store.problem."""
+        connection = self._write_connection
+        return self._writer.problem or (connection.checkpoint_problem if connection else None)
+
+    def statistics(self) -> dict[str, int]:
+        """Commits so far and how many transactions they carried."""
+        return {"commits": self._writer.commits, "transactions": self._writer.committed_items}
+
+    def close(self) -> None:
+        """See Store.close."""
+        self._writer.close()
+        for connection in [*self._reader_connections, self._watcher]:
+            with suppress(apsw.Error):
+                connection.close()
