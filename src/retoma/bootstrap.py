@@ -1,0 +1,153 @@
+"""Puts an instance together and runs it: the only place that picks a store, makes a clock and opens a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+
+from retoma.clock import Clock, SystemClock
+from retoma.errors import Refused, StoreUnavailable
+from retoma.http.app import create_app
+from retoma.ids import SystemIds
+from retoma.runtime.instance import Instance, admin_token_path
+from retoma.settings import Settings
+from retoma.store.contract import Store
+from retoma.store.migrate import prepare
+from retoma.store.sqlite import SqliteStore
+
+_SHUTDOWN_S = 10
+
+
+def open_store(settings: Settings, clock: Clock) -> Store:
+    """Migrates and opens the store; raises Refused or StoreUnavailable with a sentence."""
+    make_data_dir(settings.data_dir)
+    prepare(settings.database, clock.wall_ms())
+    return SqliteStore(settings.database)
+
+
+def make_data_dir(data_dir: Path) -> None:
+    """Makes the data directory, for its owner only; raises StoreUnavailable."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StoreUnavailable(f"the data directory {data_dir} can't be made: {error.strerror}") from error
+    if not os.access(data_dir, os.W_OK | os.X_OK):
+        raise StoreUnavailable(f"the data directory {data_dir} is not writable; choose another with --data-dir")
+
+
+def keep_admin_token(data_dir: Path) -> str:
+    """The token of the local command line, made at the first start; mode 0600. Raises StoreUnavailable."""
+    path = admin_token_path(data_dir)
+    try:
+        if not path.exists():
+            _write_new(path, secrets.token_urlsafe(32))
+        return path.read_text().strip()
+    except OSError as error:
+        raise StoreUnavailable(f"{path} can't be written or read: {error.strerror}") from error
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Writes a private file that is there whole or not at all; whoever comes second keeps the first one's."""
+    staged = path.with_name(f"{path.name}.{os.getpid()}")
+    fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    with contextlib.suppress(FileExistsError):
+        os.link(staged, path)
+    staged.unlink()
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The bound socket; raises Refused when the port is taken."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((settings.host, settings.port))
+    except OSError as error:
+        bound.close()
+        raise Refused(
+            f"can't listen on {settings.host} port {settings.port}: {error.strerror}; choose another with --port"
+        ) from error
+    return bound
+
+
+def base_url(bound: socket.socket) -> str:
+    """Where clients find the service."""
+    host, port = bound.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - the wildcard, told from outside
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: it would raise the signal again before the instance has stopped."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are handled in `serve`."""
+        yield
+
+
+async def serve(settings: Settings) -> signal.Signals | None:
+    """Runs the service until SIGTERM or SIGINT and returns which; raises Refused or Unavailable when it can't begin."""
+    clock = SystemClock()
+    bound = listen(settings)
+    store = open_store(settings, clock)
+    instance = Instance(store, settings, clock, SystemIds(clock), keep_admin_token(settings.data_dir))
+    config = uvicorn.Config(
+        create_app(instance, settings),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=_SHUTDOWN_S,
+        server_header=False,
+    )
+    server = _Server(config)
+    stopped_by: list[signal.Signals] = []
+
+    def stop(by: signal.Signals) -> None:
+        stopped_by.append(by)
+        instance.begin_stop()  # streams must end before uvicorn waits for its connections
+        server.should_exit = True
+        server.force_exit = len(stopped_by) > 1
+
+    for by in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(by, stop, by)
+    serving = asyncio.create_task(server.serve(sockets=[bound]))
+    try:
+        await instance.start()
+        await _announce(server, serving, settings, base_url(bound))
+        await serving
+    finally:
+        server.should_exit = True
+        await instance.stop()
+        await asyncio.gather(serving, return_exceptions=True)
+    return stopped_by[0] if stopped_by else None
+
+
+async def _announce(server: _Server, serving: asyncio.Task[None], settings: Settings, url: str) -> None:
+    """Writes the ready file once requests are accepted."""
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.005)
+    logging.getLogger("retoma").info("serving on %s, data in %s", url, settings.data_dir)
+    if settings.ready_file:
+        path = Path(settings.ready_file)
+        staged = path.with_name(f"{path.name}.{os.getpid()}")
+        staged.write_text(url + "\n")
+        staged.replace(path)
+
+
+def run(settings: Settings) -> signal.Signals | None:
+    """As `serve`, from a program without an event loop."""
+    return asyncio.run(serve(settings))

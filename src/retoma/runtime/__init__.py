@@ -1,0 +1,1 @@
+"""The runtime: asyncio around the store's transactions and the engines' processes."""

@@ -1,0 +1,136 @@
+"""The models that an instance can be asked for, and how an engine is told to load one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from functools import partial
+from typing import Any
+
+from retoma.blobs.models import ModelFiles
+from retoma.engines.frames import Load, Ready
+from retoma.errors import ModelCorrupt, ModelNotFound, ModelUnavailable, RetomaError
+from retoma.runtime.bridge import AsyncStore
+from retoma.runtime.service import ModelInfo
+from retoma.settings import Settings
+from retoma.store.rows import ModelRow
+from retoma.transactions.models import add_model_facts, read_model, read_models, set_model_state
+
+logger = logging.getLogger(__name__)
+
+SCRIPTED = ModelInfo("scripted", 0, hashlib.sha256(b"scripted").hexdigest(), 0, "scripted", "available", {})
+_SELF_TEST = "self_test"
+_CHECKED = "checked"
+
+
+class Catalog:
+    """The registry in the store, with `scripted` where it is switched on."""
+
+    def __init__(self, store: AsyncStore, files: ModelFiles, settings: Settings) -> None:
+        self._store = store
+        self._files = files
+        self._settings = settings
+
+    async def list(self) -> list[ModelInfo]:
+        """All models, by name."""
+        rows = await self._store.read(read_models)
+        found = [_info(row) for row in rows]
+        if self._settings.scripted:
+            found.append(SCRIPTED)
+        return sorted(found, key=lambda model: model.name)
+
+    async def find(self, name: str | None) -> ModelInfo:
+        """The model of this name; without one, the configured or the only one. Raises ModelNotFound."""
+        models = await self.list()
+        wanted = name or self._settings.default_model
+        if not models:
+            raise ModelNotFound("no model is registered; add one with `retoma models add PATH`", param="model")
+        if not wanted:
+            if len(models) == 1:
+                return models[0]
+            raise ModelNotFound("name one of the registered models in `model`", param="model")
+        for model in models:
+            if model.name == wanted:
+                return model
+        raise ModelNotFound(
+            f"no model named {wanted!r} is registered; `retoma models list` shows those that are", param="model"
+        )
+
+    async def load_frame(self, name: str) -> Load:
+        """How to load a model; raises ModelUnavailable or ModelCorrupt, each with what to do."""
+        if name == SCRIPTED.name and self._settings.scripted:
+            return self._frame(SCRIPTED, None)
+        try:
+            row = await self._store.read(partial(read_model, name=name))
+        except ModelNotFound:
+            raise ModelUnavailable(f"the model {name!r} has been removed since the request was accepted") from None
+        await self._check_file(row)
+        return self._frame(_info(row), str(self._files.path(row.digest)))
+
+    async def loaded(self, load: Load, ready: Ready) -> None:
+        """Remembers what the self-test has found, for the next time."""
+        found = {
+            "fingerprint": ready.fingerprint,
+            "exact_restore": ready.exact_restore,
+            "batch_invariant": ready.batch_invariant,
+            "thread_invariant": ready.thread_invariant,
+        }
+        if load.model == SCRIPTED.name or load.flags_fingerprint == ready.fingerprint:
+            return
+        facts: dict[str, object] = {_SELF_TEST: found, "description": dict(ready.description)}
+        await self._note(load.model, facts)
+
+    async def _note(self, name: str, facts: dict[str, object]) -> None:
+        try:
+            await self._store.transact(partial(add_model_facts, name=name, facts=facts))
+        except RetomaError as error:  # it will be found out again next time
+            logger.warning("facts about %s were not stored: %s", name, error.message)
+
+    async def _check_file(self, row: ModelRow) -> None:
+        """The file must be what was registered: hashed again whenever its size, time or inode is not what it was."""
+        if row.state == "corrupt":
+            raise ModelCorrupt(f"the file of {row.name} is corrupt; add it again with `retoma models add`")
+        path = self._files.path(row.digest)
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise ModelUnavailable(
+                f"the file of {row.name} is missing ({error.strerror}); add it again with `retoma models add`"
+            ) from error
+        seen = [status.st_size, status.st_mtime_ns, status.st_ino]
+        if row.fact_fields.get(_CHECKED) == seen:
+            return
+        intact = status.st_size == row.size_bytes and await asyncio.to_thread(
+            self._files.matches, row.digest, _no_progress
+        )
+        if not intact:
+            await self._store.transact(partial(set_model_state, name=row.name, state="corrupt"))
+            raise ModelCorrupt(f"the file of {row.name} has changed since it was registered; add it again")
+        await self._note(row.name, {_CHECKED: seen})
+
+    def _frame(self, model: ModelInfo, path: str | None) -> Load:
+        settings = self._settings
+        flags: dict[str, Any] | None = model.facts.get(_SELF_TEST)
+        return Load(
+            engine=model.engine,
+            model=model.name,
+            path=path,
+            digest=model.digest,
+            context_tokens=settings.context_tokens,
+            sequences=max(1, settings.workers),
+            threads=settings.engine_threads,
+            library=settings.llama_library,
+            flags=flags,
+            flags_fingerprint=flags["fingerprint"] if flags else "",
+        )
+
+
+def _info(row: ModelRow) -> ModelInfo:
+    return ModelInfo(
+        row.name, row.created_at_ms, row.digest, row.size_bytes, row.engine, row.state, row.fact_fields
+    )
+
+
+def _no_progress(_done: int, _total: int) -> None:
+    pass

@@ -1,0 +1,252 @@
+"""One running instance: everything of the runtime put together. Implements `Service` for the HTTP layer."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from retoma import limits
+from retoma.blobs.models import ModelFiles
+from retoma.blobs.snapshots import SnapshotFolder
+from retoma.clock import Clock
+from retoma.core.task import State
+from retoma.errors import ShuttingDown, Unavailable
+from retoma.ids import Ids
+from retoma.runtime.attempt import Tools
+from retoma.runtime.bridge import AsyncStore
+from retoma.runtime.catalog import Catalog
+from retoma.runtime.dispatcher import Dispatcher
+from retoma.runtime.engines import Bounds, Engine, EnginePool
+from retoma.runtime.feed import Feed, wait_for
+from retoma.runtime.housekeeping import Housekeeping
+from retoma.runtime.membership import Membership
+from retoma.runtime.recovery import Recovery
+from retoma.runtime.service import ModelInfo
+from retoma.settings import Settings
+from retoma.store.contract import Store, Tx
+from retoma.transactions.accept import Accept, Accepted, accept
+from retoma.transactions.cancel import Cancel, cancel
+from retoma.transactions.clients import Client, read_client
+from retoma.transactions.delete import Delete, delete
+from retoma.transactions.read import SeenResponse, read_log, read_response, read_states
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_WATCH_EVERY_S = 0.05
+_RECOVERING = "the service is still recovering what an earlier start left behind"
+LOCAL_CLIENT = Client(
+    "cli_local",
+    "this machine's command line",
+    frozenset({"responses:write", "responses:read", "tasks:read", "models:read", "models:write", "admin"}),
+)
+
+
+class PooledEngines:
+    """The pool as an attempt sees it: by model name."""
+
+    def __init__(self, pool: EnginePool, catalog: Catalog) -> None:
+        self._pool = pool
+        self._catalog = catalog
+
+    async def acquire(self, model: str) -> Engine:
+        """See attempt.Engines."""
+        return await self._pool.acquire(await self._catalog.load_frame(model))
+
+    def release(self, model: str) -> None:
+        """See attempt.Engines."""
+        self._pool.release(model)
+
+
+class AsyncSnapshotFolder:
+    """The snapshot folder as an attempt sees it: removing does not hold up the event loop."""
+
+    def __init__(self, folder: SnapshotFolder, *, enabled: bool) -> None:
+        self._folder = folder
+        self.enabled = enabled
+        self.pattern = folder.pattern
+        self.absolute = folder.absolute
+        self.relative = folder.relative
+
+    async def remove(self, paths: list[str]) -> None:
+        """See attempt.SnapshotFiles."""
+        if paths:
+            await asyncio.to_thread(self._folder.remove, paths)
+
+    async def remove_all(self, task_id: str) -> None:
+        """See attempt.SnapshotFiles."""
+        await asyncio.to_thread(self._folder.remove_all, task_id)
+
+
+class Instance:
+    """Accepts, works, recovers. Made on a running event loop."""
+
+    def __init__(self, store: Store, settings: Settings, clock: Clock, ids: Ids, admin_token: str) -> None:
+        self.clock, self.ids = clock, ids
+        self._settings = settings
+        self._admin_hash = hashlib.sha256(admin_token.encode()).digest()
+        self._feed = Feed()
+        self._store = AsyncStore(store, self._feed)
+        models = ModelFiles(settings.data_dir / "models")
+        snapshots = SnapshotFolder(settings.data_dir / "snapshots")
+        self._catalog = Catalog(self._store, models, settings)
+        bounds = Bounds(settings.load_timeout_s, settings.stall_timeout_s)
+        self._pool = EnginePool(bounds, settings.models_loaded, self._catalog.loaded)
+        self._membership = Membership(self._store, clock, ids, settings.data_dir / "instances")
+        tools = Tools(
+            self._store,
+            PooledEngines(self._pool, self._catalog),
+            AsyncSnapshotFolder(snapshots, enabled=settings.snapshots),
+            clock,
+            ids,
+            lambda: self._membership.instance_id,
+        )
+        self._dispatcher = Dispatcher(tools, settings.workers)
+        self._recovery = Recovery(self._store, self._membership, clock, ids, can_work=settings.workers > 0)
+        self._housekeeping = Housekeeping(self._store, snapshots, models, clock, settings)
+        self._loops: list[asyncio.Task[None]] = []
+        self._started = self._stopping = False
+
+    @property
+    def instance_id(self) -> str:
+        """This instance's present name."""
+        return self._membership.instance_id
+
+    async def start(self) -> None:
+        """Joins, recovers what was left behind, then begins to work; raises Unavailable."""
+        await self._membership.join()
+        self._membership.on_fenced = self._dispatcher.pause
+        self._membership.on_confirmed = self._dispatcher.resume
+        self._recovery.on_recovered = self._dispatcher.poke
+        self._spawn(self._membership.run())
+        await self._recovery.look()
+        self._dispatcher.poke()
+        for loop in (self._dispatcher.run, self._recovery.run, self._housekeeping.run, self._watch):
+            self._spawn(loop())
+        self._started = True
+
+    def begin_stop(self) -> None:
+        """From now on nothing is accepted and open streams end."""
+        self._stopping = True
+        self._feed.close()
+
+    async def stop(self) -> None:
+        """Stops working; unfinished tasks are left to the next start's recovery."""
+        self.begin_stop()
+        await self._dispatcher.close()
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        await self._pool.close()
+        await self._store.close()
+        self._membership.leave()
+
+    async def accept(self, command: Accept) -> Accepted:
+        """See Service.accept."""
+        if self._stopping:
+            raise ShuttingDown
+        if not self._started:
+            raise Unavailable(_RECOVERING)
+        accepted = await self._store.transact(partial(accept, command=command))
+        self._dispatcher.poke()
+        return accepted
+
+    async def cancel(self, command: Cancel) -> SeenResponse:
+        """See Service.cancel."""
+        task = await self._store.transact(partial(cancel, command=command))
+        if task.state is State.CANCELLING:
+            self._dispatcher.cancel(task.id)
+            await self._ended_within(task.id, self._settings.cancel_wait_s)
+        return await self._store.read(partial(read_response, task_id=task.id))
+
+    async def delete(self, command: Delete) -> None:
+        """See Service.delete."""
+        await self._store.transact(partial(delete, command=command))
+
+    async def read(self, function: Callable[[Tx], T]) -> T:
+        """See Service.read."""
+        return await self._store.read(function)
+
+    async def follow(self, task_id: str, after: int) -> AsyncIterator[list[tuple[int, str, str]]]:
+        """See Service.follow."""
+        with self._feed.follow(task_id) as changed:
+            while not self._feed.closed:
+                changed.clear()
+                page = await self._store.read(
+                    partial(read_log, task_id=task_id, after=after, limit=limits.EVENTS_PAGE_MAX)
+                )
+                if page.events:
+                    after = page.events[-1][0]
+                    yield page.events
+                if page.complete:
+                    return
+                if len(page.events) < limits.EVENTS_PAGE_MAX:
+                    await wait_for(changed)
+
+    async def finished(self, task_id: str) -> SeenResponse:
+        """See Service.finished; raises ShuttingDown when the service stops first."""
+        with self._feed.follow(task_id) as changed:
+            while True:
+                changed.clear()
+                states = await self._store.read(partial(read_states, task_ids=[task_id]))
+                if task_id not in states or states[task_id].finished:
+                    return await self._store.read(partial(read_response, task_id=task_id))
+                if self._feed.closed:
+                    raise ShuttingDown(f"the service is stopping; {task_id} goes on after its restart policy")
+                await wait_for(changed)
+
+    async def models(self) -> list[ModelInfo]:
+        """See Service.models."""
+        return await self._catalog.list()
+
+    async def resolve_model(self, name: str | None) -> ModelInfo:
+        """See Service.resolve_model."""
+        return await self._catalog.find(name)
+
+    async def authenticate(self, token: str) -> Client | None:
+        """See Service.authenticate."""
+        token_hash = hashlib.sha256(token.encode()).digest()
+        if hmac.compare_digest(token_hash, self._admin_hash):
+            return LOCAL_CLIENT
+        return await self._store.read(partial(read_client, token_hash=token_hash))
+
+    def not_ready(self) -> str | None:
+        """See Service.not_ready."""
+        if self._stopping:
+            return "the service is stopping"
+        if not self._started:
+            return _RECOVERING
+        return self._store.problem()
+
+    def engine_pids(self) -> dict[str, int | None]:
+        """Process ids of the loaded engines."""
+        return self._pool.pids()
+
+    async def _ended_within(self, task_id: str, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self.finished(task_id)
+        except (TimeoutError, ShuttingDown):
+            return
+
+    async def _watch(self) -> None:
+        """Notices what other processes commit on this store, fifty milliseconds late at the most."""
+        while True:
+            await asyncio.sleep(_WATCH_EVERY_S)
+            if self._recovery.others_live and self._store.changed_elsewhere():
+                self._feed.wake_all()
+                self._dispatcher.poke()
+
+    def _spawn(self, loop: Coroutine[Any, Any, None]) -> None:
+        self._loops.append(asyncio.create_task(loop))
+
+
+def admin_token_path(data_dir: Path) -> Path:
+    """Where the local command line finds its token."""
+    return data_dir / "admin.token"

@@ -1,0 +1,83 @@
+"""What the HTTP layer may ask of a running instance."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from retoma.clock import Clock
+from retoma.ids import Ids
+from retoma.store.contract import Tx
+from retoma.transactions.accept import Accept, Accepted
+from retoma.transactions.cancel import Cancel
+from retoma.transactions.clients import Client
+from retoma.transactions.delete import Delete
+from retoma.transactions.read import SeenResponse
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model that this instance can be asked for."""
+
+    name: str
+    created_at_ms: int
+    digest: str
+    size_bytes: int
+    engine: str
+    state: str
+    facts: dict[str, Any]
+
+
+class Service(Protocol):
+    """One running instance, seen from the HTTP layer. All methods are called on its event loop."""
+
+    instance_id: str
+    clock: Clock
+    ids: Ids
+
+    async def accept(self, command: Accept) -> Accepted:
+        """Stores the request; returns after the commit. Raises what transactions.accept raises, or Unavailable."""
+        ...
+
+    async def cancel(self, command: Cancel) -> SeenResponse:
+        """Commits the cancel, stops the engine, and waits a little for the end; the response as it is then."""
+        ...
+
+    async def delete(self, command: Delete) -> None:
+        """Deletes a finished response and its files."""
+        ...
+
+    async def read(self, function: Callable[[Tx], T]) -> T:
+        """Runs one reading function of transactions.read on one consistent view."""
+        ...
+
+    def follow(self, task_id: str, after: int) -> AsyncIterator[list[tuple[int, str, str]]]:
+        """Committed events with a number above `after`, in pages, live to the end of the log.
+
+        Each event is (sequence number, type, JSON text). Ends after the terminal event, at once if `after` is at or
+        beyond the end of a finished log; raises NotFound if the task is deleted meanwhile. A slow reader slows nobody.
+        """
+        ...
+
+    async def finished(self, task_id: str) -> SeenResponse:
+        """Waits for the end of the task."""
+        ...
+
+    async def models(self) -> list[ModelInfo]:
+        """The registry, by name; `scripted` too where it is switched on."""
+        ...
+
+    async def resolve_model(self, name: str | None) -> ModelInfo:
+        """The model of this name; without one, the configured or the only one. Raises ModelNotFound."""
+        ...
+
+    async def authenticate(self, token: str) -> Client | None:
+        """Who holds this token."""
+        ...
+
+    def not_ready(self) -> str | None:
+        """Why requests are not accepted now, in a sentence; None when they are."""
+        ...
