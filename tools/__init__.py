@@ -1,0 +1,1 @@
+"""What keeps the project's generated files right. Not shipped."""
