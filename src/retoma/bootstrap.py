@@ -9,7 +9,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import uvicorn
@@ -85,7 +85,7 @@ def listen(settings: Settings) -> socket.socket:
 
 def base_url(bound: socket.socket) -> str:
     """Where clients find the service."""
-    host, port = bound.getsockname()[:2]
+    host, port = str(bound.getsockname()[0]), int(bound.getsockname()[1])
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - the wildcard, told from outside
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -93,8 +93,17 @@ def base_url(bound: socket.socket) -> str:
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: it would raise the signal again before the instance has stopped."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn does, and says so."""
+        await super().startup(sockets)
+        self.listening.set()
+
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> Generator[None]:
         """Signals are handled in `serve`."""
         yield
 
@@ -127,7 +136,8 @@ async def serve(settings: Settings) -> signal.Signals | None:
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     try:
         await instance.start()
-        await _announce(server, serving, settings, base_url(bound))
+        await server.listening.wait()
+        _announce(settings, base_url(bound))
         await serving
     finally:
         server.should_exit = True
@@ -136,10 +146,8 @@ async def serve(settings: Settings) -> signal.Signals | None:
     return stopped_by[0] if stopped_by else None
 
 
-async def _announce(server: _Server, serving: asyncio.Task[None], settings: Settings, url: str) -> None:
-    """Writes the ready file once requests are accepted."""
-    while not server.started and not serving.done():
-        await asyncio.sleep(0.005)
+def _announce(settings: Settings, url: str) -> None:
+    """Requests are accepted: writes the ready file."""
     logging.getLogger("retoma").info("serving on %s, data in %s", url, settings.data_dir)
     if settings.ready_file:
         path = Path(settings.ready_file)

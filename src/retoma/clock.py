@@ -1,8 +1,8 @@
 """The clock, as a thing that is handed in, so that tests move time instead of waiting for it.
 
-Two kinds of time are told apart. `wall_ms` is UTC and only labels things for people; a wrong wall clock may make a label
-wrong and nothing else. `boot_ms` counts from the machine's start, also while it sleeps, and is comparable between the
-processes of one machine under one `boot_id`: leases on SQLite are counted in it (architecture.md §4).
+Two kinds of time are told apart. `wall_ms` is UTC and only labels things for people; a wrong wall clock may make a
+label wrong and nothing else. `boot_ms` counts from the machine's start, also while it sleeps, and is comparable between
+the processes of one machine under one `boot_id`: leases on SQLite are counted in it (architecture.md §4).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Identifiers: `resp_…`, `msg_…`, `evt_…`, `cli_…`, each with a time-ordered random part (UUIDv7, RFC 9562).
 
-Time-ordered keys keep the store's B-trees dense (peers.md: 2.4–3.7 times the rows per second of random ones). Within one
-process ids rise strictly, also when many are made in one millisecond, so that the order of acceptance is the order of ids.
+Time-ordered keys keep the store's B-trees dense (peers.md: 2.4–3.7 times the rows per second of random ones). Within
+one process ids rise strictly, also when many are made in one millisecond, so that the order of acceptance is the order
+of ids.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings: a flag, else `RETOMA_<NAME>` in the environment, else `retoma.toml` in the data directory, else the default.
+"""Settings: a flag, else `RETOMA_<NAME>`, else `retoma.toml` in the data directory, else the default.
 
 Every setting is a field below with its unit and its meaning; `retoma settings` prints them with where each came from.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,19 @@ from retoma.errors import Refused
 _PREFIX = "RETOMA_"
 # Read by other parts of Retoma, and no settings of a service.
 _OTHER_VARIABLES = {"RETOMA_FAILPOINT", "RETOMA_URL", "RETOMA_TOKEN", "RETOMA_SCRIPTED_TOKEN_MS"}
+_NOT_NEGATIVE = (
+    "port",
+    "workers",
+    "threads",
+    "retention_days",
+    "unstored_minutes",
+    "idempotency_hours",
+    "models_loaded",
+)
 _SWITCH_PREFIXES = ("RETOMA_SCRIPTED_", "RETOMA_TEST_")
 
 
-def _setting(default: Any, unit: str, meaning: str) -> Any:  # noqa: ANN401 - as dataclasses.field
+def _setting(default: Any, unit: str, meaning: str) -> Any:
     return field(default=default, metadata={"unit": unit, "meaning": meaning})
 
 
@@ -41,7 +50,7 @@ class Settings:
     default_model: str = _setting("", "name", "the model for requests that name none; empty: the only one")
     models_loaded: int = _setting(1, "models", "how many models are kept in memory while nothing uses them")
     llama_library: str = _setting("", "path", "another llama.cpp library; empty: the one of the extra `llama`")
-    snapshots: bool = _setting(True, "yes/no", "write snapshots of running texts, so that a restart is quick")  # noqa: FBT003
+    snapshots: bool = _setting(True, "yes/no", "write snapshots of running texts, so that a restart is quick")
     load_timeout_s: float = _setting(600.0, "seconds", "how long a model may take to load")
     stall_timeout_s: float = _setting(120.0, "seconds", "how long an engine may be silent before it is ended")
     cancel_wait_s: float = _setting(5.0, "seconds", "how long a cancel request waits for the end of the task")
@@ -49,7 +58,7 @@ class Settings:
     idempotency_hours: float = _setting(24.0, "hours", "how long an idempotency key is remembered after it was used")
     retention_days: float = _setting(30.0, "days", "how long a finished response is kept; 0: for ever")
     unstored_minutes: float = _setting(60.0, "minutes", "how long a finished response with store=false is kept")
-    scripted: bool = _setting(False, "yes/no", "register the deterministic model `scripted`, for tests")  # noqa: FBT003
+    scripted: bool = _setting(False, "yes/no", "register the deterministic model `scripted`, for tests")
     log_level: str = _setting("info", "word", "debug, info, warning or error")
 
     @property
@@ -86,12 +95,13 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Sourced:
         ("flag", {name: value for name, value in flags.items() if value is not None}),
     ]
     values: dict[str, Any] = {}
-    sources = {setting.name: "default" for setting in fields(Settings)}
+    known = {setting.name: setting for setting in fields(Settings)}
+    sources = dict.fromkeys(known, "default")
     for source, layer in layers:
         for name, value in layer.items():
-            if name not in sources:
+            if name not in known:
                 raise Refused(f"{source}: there is no setting {name!r}; `retoma settings` lists them")
-            values[name], sources[name] = _convert(name, value, source), source
+            values[name], sources[name] = _convert(known[name], value, source), source
     values["data_dir"] = data_dir
     return Sourced(_checked(Settings(**values)), sources)
 
@@ -113,20 +123,20 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _convert(name: str, value: Any, source: str) -> Any:  # noqa: ANN401 - any kind of setting
-    kind = type(getattr(Settings, "__dataclass_fields__")[name].default)  # noqa: B009 - slots hide the defaults
+def _convert(setting: Field[Any], value: Any, source: str) -> Any:
+    kind: type[Any] = type(setting.default)
     try:
         if kind is bool:
             return _as_bool(value)
         if kind is int and isinstance(value, bool | float):
-            raise ValueError(value)  # noqa: TRY301 - int() would accept them
+            raise TypeError(value)  # noqa: TRY301 - int() would accept them
         return kind(value)
     except (TypeError, ValueError):
-        unit = getattr(Settings, "__dataclass_fields__")[name].metadata["unit"]  # noqa: B009
-        raise Refused(f"{source}: {name} = {value!r} is not valid; it takes: {unit}") from None
+        unit = setting.metadata["unit"]
+        raise Refused(f"{source}: {setting.name} = {value!r} is not valid; it takes: {unit}") from None
 
 
-def _as_bool(value: Any) -> bool:  # noqa: ANN401
+def _as_bool(value: Any) -> bool:
     if isinstance(value, bool):
         return value
     words = {"1": True, "yes": True, "true": True, "on": True, "0": False, "no": False, "false": False, "off": False}
@@ -137,7 +147,15 @@ def _as_bool(value: Any) -> bool:  # noqa: ANN401
 
 
 def _checked(settings: Settings) -> Settings:
-    for name in ("port", "workers", "threads", "retention_days", "unstored_minutes", "idempotency_hours", "models_loaded"):
+    for name in (
+        "port",
+        "workers",
+        "threads",
+        "retention_days",
+        "unstored_minutes",
+        "idempotency_hours",
+        "models_loaded",
+    ):
         if getattr(settings, name) < 0:
             raise Refused(f"{name} = {getattr(settings, name)} is below 0")
     if settings.port > 65535:  # noqa: PLR2004 - the largest port

@@ -1,8 +1,9 @@
 """Model files, content-addressed: `models/sha256/<aa>/<digest>`, read-only, never in the database (P-11.1-files).
 
-An import copies the file to `models/incoming/` while hashing it, syncs it, gives it its digest for a name, and syncs the
-directories; only then may a row name it. It can be interrupted anywhere and repeated: what is left in `incoming` is cleared
-by the next import, and a file under its digest without a row is an orphan that the reconciler removes after a grace.
+An import copies the file to `models/incoming/` while hashing it, syncs it, gives it its digest for a name, and syncs
+the directories; only then may a row name it. It can be interrupted anywhere and repeated: what is left in `incoming` is
+cleared by the next import, and a file under its digest without a row is an orphan that the reconciler removes after a
+grace.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Where snapshot files lie: `snapshots/<task>/<fencing token>-<tokens>.snap`. Deleting any of them loses nothing but time."""
+"""Where snapshot files lie: `snapshots/<task>/<fencing token>-<tokens>.snap`.
+
+Deleting any of them loses nothing but time.
+"""
 
 from __future__ import annotations
 

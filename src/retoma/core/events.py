@@ -1,18 +1,21 @@
 """Events of a task's log: how they are made, and the bytes under which they are sent.
 
-An event is stored without its type and its sequence number, which are put in front when it is sent. The sent text is thus a
-pure function of the row, the same for every reader and for ever (invariant I15).
+An event is stored without its type and its sequence number, which are put in front when it is sent. The sent text is
+thus a pure function of the row, the same for every reader and for ever (invariant I15).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 EVENT_FORMAT = 1
+# Line ends to some readers of streams (`str.splitlines`), and lone halves of a pair, which UTF-8 can't hold.
+_NOT_PLAIN = re.compile("[\x85\u2028\u2029\ud800-\udfff]")
 
 CREATED = "response.created"
 QUEUED = "response.queued"
@@ -48,8 +51,10 @@ def draft(event_type: str, fields: Mapping[str, Any], tokens: Sequence[int] = ()
 
 
 def encode_json(value: object) -> str:
-    """The one JSON encoding of this project: compact, UTF-8, keys in the order given."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """The one JSON encoding of this project: compact, one line, storable as UTF-8, keys in the order given."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    # Outside of ASCII, JSON has nothing but the insides of strings, where an escape means the same.
+    return text if text.isascii() else _NOT_PLAIN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def encode_event(event_type: str, seq: int, body: str) -> str:

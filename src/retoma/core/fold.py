@@ -24,7 +24,7 @@ class Folded:
 
 
 def fold(log: Iterable[tuple[int, str, str, bytes]]) -> Folded:
-    """Folds rows (sequence number, type, body, packed tokens) from number 0 on; raises ValueError where they don't fit."""
+    """Folds rows (sequence number, type, body, packed tokens) from number 0 on; raises ValueError for a misfit."""
     folded = Folded()
     for seq, event_type, body, tokens in log:
         if seq != folded.last_seq + 1:

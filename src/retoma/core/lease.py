@@ -8,9 +8,7 @@ RENEW_EVERY_MS = 2_000
 STOP_AFTER_MS = 7_000
 
 
-def decide_dead(
-    *, same_boot: bool, lock_is_free: bool, lease_until_boot_ms: int, now_boot_ms: int
-) -> bool:
+def decide_dead(*, same_boot: bool, lock_is_free: bool, lease_until_boot_ms: int, now_boot_ms: int) -> bool:
     """Dead: the machine was started anew since, its lock can be taken, or its lease has run out."""
     return not same_boot or lock_is_free or lease_until_boot_ms < now_boot_ms
 

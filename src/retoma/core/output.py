@@ -27,7 +27,7 @@ class Output:
     def append(self, text: str, tokens: Sequence[int], new_item_id: str) -> list[EventDraft]:
         """The events for more text; the first ones open the message under `new_item_id`, which later ones ignore."""
         drafts = [] if self.item_id else self._open(new_item_id)
-        if text:
+        if text or tokens:  # a token without text is committed like any other, or the next attempt would miss it
             self.parts.append(text)
             drafts.append(draft(events.TEXT_DELTA, {**self._place(), "delta": text, "logprobs": []}, tokens))
             self.tokens.extend(tokens)
@@ -63,7 +63,13 @@ class Output:
 
     def _open(self, item_id: str) -> list[EventDraft]:
         self.item_id = item_id
-        item = {"id": item_id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+        item: dict[str, Any] = {
+            "id": item_id,
+            "type": "message",
+            "role": "assistant",
+            "status": "in_progress",
+            "content": [],
+        }
         return [
             draft(events.ITEM_ADDED, {"output_index": 0, "item": item}),
             draft(events.PART_ADDED, {**self._place(), "part": _part("")}),

@@ -1,12 +1,12 @@
 """One attempt at one task: get the engine, generate, commit everything before anybody sees it, end the task.
 
-The attempt owns its task through the fencing token and through nothing else. It learns that it has lost it, or that a client
-has cancelled, from the store's refusal of its next write; a notice from elsewhere only makes that quicker. One append is
-under way at a time; what the engine produces meanwhile goes into the next one, so a slow disk makes larger events, never a
-longer queue of commits.
+The attempt owns its task through the fencing token and through nothing else. It learns that it has lost it, or that a
+client has cancelled, from the store's refusal of its next write; a notice from elsewhere only makes that quicker. One
+append is under way at a time; what the engine produces meanwhile goes into the next one, so a slow disk makes larger
+events, never a longer queue of commits.
 
-A store that can't write (a full disk, an I/O error) stops the attempt where it is: it tries again until the store is back or
-the ownership is lost. The engine runs ahead by no more than the text's own length.
+A store that can't write (a full disk, an I/O error) stops the attempt where it is: it tries again until the store is
+back or the ownership is lost. The engine runs ahead by no more than the text's own length.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Attempt:
         self._task = task
         self._seq = task.last_seq
         self._output = Output()
-        self._prompt_tokens = 0
+        self._fingerprint = ""
         self._generation: Generation | None = None
         self._holds_engine = False
         self._stopping: Stopping | None = None
@@ -182,6 +182,7 @@ class Attempt:
         committed = await self._committed_output()
         engine = await self._tools.engines.acquire(self._task.model)
         self._holds_engine = True
+        self._fingerprint = engine.fingerprint
         self._generation = engine.begin(await self._request(committed))
         await self._follow(self._generation)
 
@@ -208,6 +209,7 @@ class Attempt:
             truncation=generation["truncation"],
             format=generation["format"],
             committed=committed,
+            fingerprint=task.fingerprint,
             snapshots=[str(files.absolute(row.path)) for row in rows if row.tokens < len(committed)],
             snapshot_path=files.pattern(task.id, task.fencing_token) if files.enabled else "",
         )
@@ -257,12 +259,12 @@ class Attempt:
         return False
 
     async def _start(self, frame: Started) -> None:
-        self._prompt_tokens = frame.prompt_tokens
         command = Start(
             self.task_id,
             self._task.fencing_token,
             frame.path,
             frame.exact,
+            self._fingerprint,
             self._tools.clock.wall_ms(),
             self._tools.ids.op_id(),
         )

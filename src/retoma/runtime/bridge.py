@@ -1,4 +1,4 @@
-"""The bridge between the store's threads and the event loop: one hop per commit and one per read, never per statement."""
+"""The bridge between the store's threads and the event loop: a hop per commit and one per read, never per statement."""
 
 from __future__ import annotations
 

@@ -127,9 +127,7 @@ class Catalog:
 
 
 def _info(row: ModelRow) -> ModelInfo:
-    return ModelInfo(
-        row.name, row.created_at_ms, row.digest, row.size_bytes, row.engine, row.state, row.fact_fields
-    )
+    return ModelInfo(row.name, row.created_at_ms, row.digest, row.size_bytes, row.engine, row.state, row.fact_fields)
 
 
 def _no_progress(_done: int, _total: int) -> None:

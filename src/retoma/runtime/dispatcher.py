@@ -1,7 +1,7 @@
 """The dispatcher: which tasks this instance works on now.
 
-Tasks that it owns already (recovered ones) come first, also when there are more of them than workers; then it claims from
-the queue. It looks when it is poked and, beneath that, every few seconds.
+Tasks that it owns already (recovered ones) come first, also when there are more of them than workers; then it claims
+from the queue. It looks when it is poked and, beneath that, every few seconds.
 """
 
 from __future__ import annotations

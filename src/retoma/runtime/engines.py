@@ -50,6 +50,7 @@ class Engine:
         self._generations: dict[str, asyncio.Queue[Frame | None]] = {}
         self._heard_at = self._loop.time()
         self._end: EngineError | None = None
+        self.fingerprint = ""
         self.exited = asyncio.Event()
 
     @property
@@ -137,6 +138,7 @@ class Engine:
     def _hear(self, frame: Frame) -> None:
         self._heard_at = self._loop.time()
         if isinstance(frame, Ready):
+            self.fingerprint = frame.fingerprint
             if not self._ready.done():
                 self._ready.set_result(frame)
         elif isinstance(frame, LoadFailed):

@@ -1,15 +1,15 @@
 """The feed: who waits for which task, and how a stream is read.
 
-A stream is one loop: read the log after number n, hand it out, wait for a wake-up, read again. Live, resumed and two-day-old
-streams are the same code. A wake-up carries nothing, so a lost or a doubled one can't lose or double an event, and a reader
-that is slow holds up nobody: it reads when it comes back, from the store.
+A stream is one loop: read the log after number n, hand it out, wait for a wake-up, read again. Live, resumed and
+two-day-old streams are the same code. A wake-up carries nothing, so a lost or a doubled one can't lose or double an
+event, and a reader that is slow holds up nobody: it reads when it comes back, from the store.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 
 # The net beneath the wake-ups: a follower looks by itself after this long.
@@ -41,7 +41,7 @@ class Feed:
         self.wake_all()
 
     @contextmanager
-    def follow(self, task_id: str) -> Iterator[asyncio.Event]:
+    def follow(self, task_id: str) -> Generator[asyncio.Event]:
         """An event that is set whenever the task may have changed; clear it before you look."""
         event = asyncio.Event()
         self._followers[task_id].add(event)

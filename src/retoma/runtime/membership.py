@@ -1,9 +1,10 @@
 """Membership: how an instance shows that it lives, and how it learns that the others think it dead.
 
-It holds a lock on a file, which the system frees at the very moment the process ends, and a lease in the store, which it
-renews. The lock makes a take-over quick, the lease makes one possible when a process is only paused. Neither decides whether
-a write is right: that is the fencing token's work. An instance that can't confirm a renewal in time, counted on its own
-clock from before it was sent, pauses its protected work by itself; silence is never taken for ownership (S-006).
+It holds a lock on a file, which the system frees at the very moment the process ends, and a lease in the store, which
+it renews. The lock makes a take-over quick, the lease makes one possible when a process is only paused. Neither decides
+whether a write is right: that is the fencing token's work. An instance that can't confirm a renewal in time, counted on
+its own clock from before it was sent, pauses its protected work by itself; silence is never taken for ownership
+(S-006).
 """
 
 from __future__ import annotations

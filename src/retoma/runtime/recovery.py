@@ -1,7 +1,8 @@
 """Recovery: finds dead instances and moves what they left behind, at start and every few seconds (P-11.2-startup).
 
-Each task is moved in a transaction of its own, in bounded batches that run together and so share commits. It may be done any
-number of times, by several instances at once, and be killed anywhere: a task that somebody else has moved is passed over.
+Each task is moved in a transaction of its own, in bounded batches that run together and so share commits. It may be
+done any number of times, by several instances at once, and be killed anywhere: a task that somebody else has moved is
+passed over.
 """
 
 from __future__ import annotations
@@ -97,4 +98,3 @@ class Recovery:
             self._can_work,
         )
         return await self._store.transact(partial(recover, command=command)) is not None
-

@@ -34,9 +34,13 @@ class ModelInfo:
 class Service(Protocol):
     """One running instance, seen from the HTTP layer. All methods are called on its event loop."""
 
-    instance_id: str
     clock: Clock
     ids: Ids
+
+    @property
+    def instance_id(self) -> str:
+        """This instance's present name."""
+        ...
 
     async def accept(self, command: Accept) -> Accepted:
         """Stores the request; returns after the commit. Raises what transactions.accept raises, or Unavailable."""

@@ -1,8 +1,9 @@
 """Brings a SQLite file to this release's schema, or refuses it untouched.
 
-Each migration says which releases may still read and write a store that has it (`OLDEST_READER`, `OLDEST_WRITER`, in schema
-versions). A store with a newer schema is accepted while its oldest writer is not above ours; otherwise it is refused before
-a single byte of it is changed. One process migrates at a time: the version is read again under the write lock.
+Each migration says which releases may still read and write a store that has it (`oldest_reader`, `oldest_writer`, in
+schema versions). A store with a newer schema is accepted while its oldest writer is not above ours; otherwise it is
+refused before a single byte of it is changed. One process migrates at a time: the version is read again under the write
+lock.
 """
 
 from __future__ import annotations
@@ -127,6 +128,47 @@ def _migrate(connection: apsw.Connection, path: Path, schema: Schema, now_ms: in
             "VALUES (?, ?, ?, ?, ?, ?)",
             (migration.version, migration.name, migration.checksum, oldest_reader, oldest_writer, now_ms),
         )
+
+
+def schema_problems(path: Path) -> list[str]:
+    """Where the store's tables, indexes and triggers are not those that the migrations make, one sentence each.
+
+    A store with a newer schema is not compared: this release does not know what it should look like.
+    """
+    connection = sqlite.open_connection(path, read_only=True)
+    fresh = apsw.Connection(":memory:")
+    try:
+        if read_schema(connection).version > SCHEMA_VERSION:
+            return []
+        for migration in migrations():
+            fresh.execute(migration.sql)
+        return [*_differences(_objects(fresh), _objects(connection)), *_changed_migrations(connection)]
+    except apsw.Error as error:
+        raise sqlite.translate(error, path) from error
+    finally:
+        fresh.close()
+        connection.close()
+
+
+def _objects(connection: apsw.Connection) -> dict[str, str]:
+    query = "SELECT type || ' ' || name, sql FROM sqlite_schema WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
+    return dict(connection.execute(query))
+
+
+def _differences(expected: dict[str, str], found: dict[str, str]) -> list[str]:
+    missing = [f"the {name} is missing" for name in sorted(expected.keys() - found.keys())]
+    extra = [f"the {name} is not of this schema" for name in sorted(found.keys() - expected.keys())]
+    common = sorted(expected.keys() & found.keys())
+    return missing + extra + [f"the {name} is not as it was made" for name in common if expected[name] != found[name]]
+
+
+def _changed_migrations(connection: apsw.Connection) -> list[str]:
+    applied = dict(connection.execute("SELECT version, checksum FROM migrations"))
+    return [
+        f"migration {migration.version} was applied with another text"
+        for migration in migrations()
+        if applied.get(migration.version, migration.checksum) != migration.checksum
+    ]
 
 
 def _backup(path: Path, schema: Schema) -> None:

@@ -29,6 +29,8 @@ class TaskRow:
     """Output tokens committed by the present attempt."""
     crashes: int
     crash_tokens: int
+    fingerprint: str
+    """Of the engine that made the committed tokens; empty before the first."""
     priority: int
     request: str
     restarts: str

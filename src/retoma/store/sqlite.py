@@ -1,7 +1,7 @@
 """The SQLite driver, on apsw. It knows databases and no task.
 
-apsw carries its own SQLite. Two SQLite libraries in one process on one file lose committed rows silently (closing a file
-drops the process's POSIX locks), so the standard library's module is banned in this project, also in in-process tests.
+apsw carries its own SQLite. Two SQLite libraries in one process on one file lose committed rows silently (closing a
+file drops the process's POSIX locks), so the standard library's module is banned here, also in in-process tests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import quote
 import apsw
 
 from retoma import limits
-from retoma.errors import Conflict, Refused, StoreFull, StoreUnavailable, Unavailable
+from retoma.errors import Conflict, Refused, RetomaError, StoreFull, StoreUnavailable
 from retoma.failpoints import Failpoint
 from retoma.store.contract import Deliver, OnCommit, Outcome, Row, Settle, Tx, Value
 from retoma.store.dialect import SQLITE
@@ -27,10 +27,11 @@ from retoma.store.writer import CommitUnknown, Writer
 
 T = TypeVar("T")
 READERS_MAX = 4
+CHECKPOINT_TRIES_MAX = 50  # about 50 ms
 
 
 def require_safe_library(version: str) -> None:
-    """Refuses SQLite libraries with the WAL-reset fault, which lets two processes corrupt a database; raises Refused."""
+    """Raises Refused for a SQLite library with the WAL-reset fault, which lets two processes corrupt a database."""
     numbers = tuple(int(part) for part in version.split("."))
     repaired = numbers >= (3, 51, 3) or (3, 50, 7) <= numbers < (3, 51) or (3, 44, 6) <= numbers < (3, 45)
     if not repaired:
@@ -63,29 +64,55 @@ def _wait_for_lock(tries: int) -> bool:
     return tries < limits.BUSY_WAIT_MS_MAX
 
 
-def open_connection(path: Path, *, read_only: bool = False) -> apsw.Connection:
-    """A connection with every setting that the guarantees rest on; raises Unavailable or Refused."""
+def _wait_briefly(tries: int) -> bool:
+    """Busy handler of a checkpoint: every client of this process waits behind it."""
+    return tries < CHECKPOINT_TRIES_MAX and _wait_for_lock(tries)
+
+
+def open_connection(path: Path, *, read_only: bool = False, vfs: str | None = None) -> apsw.Connection:
+    """A connection with every setting that the guarantees rest on; raises Unavailable or Refused.
+
+    `vfs` names another file layer than the system's, for tests that record or fail its calls.
+    """
     require_safe_library(apsw.sqlite_lib_version())
     mode = "ro" if read_only else "rwc"
     try:
         connection = apsw.Connection(
             f"file:{quote(str(path))}?mode={mode}",
             flags=apsw.SQLITE_OPEN_URI | apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE,
+            vfs=vfs,
         )
-        connection.set_busy_handler(_wait_for_lock)
-        if not read_only:
-            # Readers see one state while the writer writes, and a commit is one append.
-            connection.execute("PRAGMA journal_mode = WAL")
-        # FULL: COMMIT returns after the fsync; NORMAL loses acknowledged tasks when power fails.
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA trusted_schema = OFF")
-        # Checkpoints run in `after_batch`, where their errors are seen; automatic ones swallow them.
-        connection.execute("PRAGMA wal_autocheckpoint = 0")
-        connection.execute("PRAGMA temp_store = MEMORY")
     except apsw.Error as error:
         raise translate(error, path) from error
+    try:
+        _configure(connection, read_only=read_only)
+    except apsw.Error as error:
+        connection.close()
+        raise translate(error, path) from error
     return connection
+
+
+def _configure(connection: apsw.Connection, *, read_only: bool) -> None:
+    connection.set_busy_handler(_wait_for_lock)
+    if not read_only:
+        # Readers see one state while the writer writes, and a commit is one append.
+        connection.execute("PRAGMA journal_mode = WAL")
+    # FULL: COMMIT returns after the fsync; NORMAL loses acknowledged tasks when power fails.
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA trusted_schema = OFF")
+    # Checkpoints run in `after_batch`, where their errors are seen; automatic ones swallow them.
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute("PRAGMA temp_store = MEMORY")
+
+
+def find_integrity_problems(connection: apsw.Connection) -> list[str]:
+    """What `integrity_check` and `foreign_key_check` say, one sentence each; empty for an intact file."""
+    found = [str(line) for (line,) in connection.execute("PRAGMA integrity_check") if line != "ok"]
+    for table, rowid, parent, _ in connection.execute("PRAGMA foreign_key_check"):
+        place = "a row" if rowid is None else f"row {rowid}"
+        found.append(f"{place} of {table} refers to a row of {parent} that is not there")
+    return found
 
 
 class SqliteTx:
@@ -134,9 +161,9 @@ class SqliteTx:
 class SqliteWriteConnection:
     """The writer's connection."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, vfs: str | None = None) -> None:
         self._path = path
-        self._connection = open_connection(path)
+        self._connection = open_connection(path, vfs=vfs)
         self._connection.set_wal_hook(self._note_wal)
         self._wal_pages = 0
         self.tx = SqliteTx(self._connection, path)
@@ -173,9 +200,15 @@ class SqliteWriteConnection:
         return True
 
     def commit(self) -> None:
-        """COMMIT; any error means that the outcome is unknown."""
+        """COMMIT; any error but a full disk means that the outcome is unknown.
+
+        A full disk is reported by a write to the WAL that came up short. The frame that commits is the last one
+        written, so it isn't whole in the file. What fails after it (fsync, the shared index) is an I/O error.
+        """
         try:
             self._connection.execute("COMMIT")
+        except apsw.FullError as error:
+            raise translate(error, self._path) from error
         except apsw.Error as error:
             raise CommitUnknown(str(translate(error, self._path))) from error
 
@@ -191,6 +224,7 @@ class SqliteWriteConnection:
             return
         # A reader that never ends keeps a passive checkpoint from resetting the WAL; a long WAL is then worth a wait.
         long = self._wal_pages > 16 * limits.CHECKPOINT_PAGES
+        self._connection.set_busy_handler(_wait_briefly)
         try:
             self._connection.wal_checkpoint(
                 mode=apsw.SQLITE_CHECKPOINT_RESTART if long else apsw.SQLITE_CHECKPOINT_PASSIVE
@@ -202,6 +236,8 @@ class SqliteWriteConnection:
         else:
             self.checkpoint_problem = None
             self._wal_pages = 0
+        finally:
+            self._connection.set_busy_handler(_wait_for_lock)
 
     def close(self) -> None:
         """Closes the connection."""
@@ -295,9 +331,22 @@ class SqliteStore:
         """Commits so far and how many transactions they carried."""
         return {"commits": self._writer.commits, "transactions": self._writer.committed_items}
 
+    def integrity_problems(self) -> list[str]:
+        """What SQLite itself finds wrong with the file (I14), one sentence each; reads all of it."""
+        connection = open_connection(self.path, read_only=True)
+        try:
+            return find_integrity_problems(connection)
+        except apsw.Error as error:
+            raise translate(error, self.path) from error
+        finally:
+            connection.close()
+
     def close(self) -> None:
         """See Store.close."""
         self._writer.close()
         for connection in [*self._reader_connections, self._watcher]:
             with suppress(apsw.Error):
                 connection.close()
+        # The last to leave moves the WAL into the file, which readers are not allowed to do.
+        with suppress(RetomaError):
+            open_connection(self.path).close()

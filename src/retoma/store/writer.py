@@ -6,15 +6,18 @@ gives each function a savepoint of its own and commits once turns the cost per c
 
 An error from COMMIT does not mean that nothing was written: 14 of 21 such commits were there after a restart. So the
 connection is thrown away, a new one is opened and the same functions are driven again; each finds its own effect by its
-operation id, or writes it. Only an error before COMMIT is a definite no.
+operation id, or writes it. An error before COMMIT is a definite no, but on the first drive only: an outcome that is
+unknown stays unknown, whatever else fails.
 
-Gathering. A writer that commits as soon as one item waits splits its clients into two halves that alternate. So it waits
-about 200 µs, but only when the last batch had company and the queue is now shorter than that batch was; a lone client
-never waits. Rejected: a fixed window (costs a lone client its latency), one transaction per client (an fsync each).
+Gathering. A writer that commits as soon as one item waits splits its clients into two halves that alternate. So it
+waits about 200 µs, but only when the last batch had company and the queue is now shorter than that batch was; a lone
+client never waits. Rejected: a fixed window (costs a lone client its latency), one transaction per client (an fsync
+each).
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -24,8 +27,14 @@ from typing import Any, Protocol
 
 from retoma import limits
 from retoma.errors import RetomaError, ShuttingDown, StoreUnavailable
-from retoma.failpoints import Failpoint, passing
-from retoma.store.contract import Deliver, OnCommit, Outcome, Settle, Tx
+from retoma.failpoints import Failpoint, FailpointError, passing
+from retoma.store.contract import Deliver, OnCommit, Outcome, Settle, T, Tx
+
+logger = logging.getLogger(__name__)
+_UNKNOWN = (
+    "the store did not confirm the write and its outcome is unknown; "
+    "send the request again with the same Idempotency-Key"
+)
 
 
 class CommitUnknown(RetomaError):
@@ -35,7 +44,10 @@ class CommitUnknown(RetomaError):
 class WriteConnection(Protocol):
     """What the writer needs of a driver. Every method raises Unavailable for an operating error."""
 
-    tx: WriterTx
+    @property
+    def tx(self) -> WriterTx:
+        """The handle that functions are given."""
+        ...
 
     def begin(self) -> None:
         """Begins a writing transaction; an error is a definite no."""
@@ -54,7 +66,7 @@ class WriteConnection(Protocol):
         ...
 
     def commit(self) -> None:
-        """Commits; raises CommitUnknown for any error."""
+        """Commits; raises CommitUnknown for any error, unless the driver knows it for a definite no (StoreFull)."""
         ...
 
     def rollback(self) -> None:
@@ -92,6 +104,13 @@ def _run_here(thunk: Callable[[], None]) -> None:
 
 def _ignore(_: frozenset[str]) -> None:
     pass
+
+
+def _call(listener: Callable[[T], object], argument: T) -> None:
+    try:
+        listener(argument)
+    except Exception:
+        logger.exception("a listener of the store failed")
 
 
 class Writer:
@@ -163,19 +182,16 @@ class Writer:
 
     def _write(self, batch: list[_Item]) -> None:
         """Fills in every item's outcome; never raises."""
-        error: BaseException = StoreUnavailable()
+        error: BaseException | None = None
         for _ in range(limits.COMMIT_TRIES_MAX):
             try:
                 self._attempt(batch)
             except CommitUnknown as unknown:
-                error = StoreUnavailable(
-                    "the store did not confirm the write and its outcome is unknown; "
-                    "send the request again with the same Idempotency-Key"
-                )
+                error = StoreUnavailable(_UNKNOWN)
                 self.problem = unknown.message
                 self._drop_connection()
             except BaseException as failure:  # noqa: BLE001 - an operating error, or a bug: the clients must hear of it
-                error = failure
+                error = error or failure
                 self.problem = str(failure)
                 self._drop_connection()
                 break
@@ -203,7 +219,7 @@ class Writer:
         connection.savepoint()
         try:
             item.outcome = Outcome(item.function(tx))
-        except Exception as error:  # noqa: BLE001 - this function's failure is this client's alone
+        except Exception as error:
             if not connection.rollback_to_savepoint():
                 raise
             item.outcome, item.woken, item.points = Outcome(error=error), frozenset(), ()
@@ -218,15 +234,19 @@ class Writer:
             connection.close()
 
     def _announce(self, batch: list[_Item]) -> None:
+        """Tells everybody; a listener that fails is logged, because the others and the writer must live on."""
         for item in batch:
-            for point in item.points:
-                passing(point)
-        woken = frozenset().union(*(item.woken for item in batch))
+            try:
+                for point in item.points:
+                    passing(point)
+            except FailpointError:  # the answer is lost after the commit, as on a broken line
+                item.outcome = Outcome(error=StoreUnavailable(_UNKNOWN))
+        woken = frozenset[str]().union(*(item.woken for item in batch))
 
         def announce() -> None:
             for item in batch:
-                item.settle(item.outcome)
+                _call(item.settle, item.outcome)
             if woken:
-                self.on_commit(woken)
+                _call(self.on_commit, woken)
 
-        self.deliver(announce)
+        _call(self.deliver, announce)

@@ -15,8 +15,6 @@ from retoma.store.statements import statement
 from retoma.transactions import log
 
 INSERT_TASK = statement("tasks.insert")
-TASK_BY_ID = statement("tasks.state")
-QUEUE_LENGTH = statement("tasks.queue_length")
 READ_KEY = statement("idempotency_keys.read")
 INSERT_KEY = statement("idempotency_keys.insert")
 DELETE_KEY = statement("idempotency_keys.delete")
@@ -64,7 +62,7 @@ def accept(tx: Tx, command: Accept) -> Accepted:
     If the process dies before the commit, nothing was accepted; after it, the task exists whether or not the client was
     told, and the key leads the client's next try to it. Raises IdempotencyConflict or QueueFull with nothing written.
     """
-    if tx.row(TASK_BY_ID, {"id": command.task_id}) is not None:
+    if log.read_state(tx, command.task_id) is not None:
         return Accepted(command.task_id, replayed=False)  # this very command, driven again
     if command.key is not None and (earlier := _earlier_task(tx, command, command.key)) is not None:
         return Accepted(earlier, replayed=True)
@@ -87,7 +85,7 @@ def accept(tx: Tx, command: Accept) -> Accepted:
     )
     task = new_task(command)
     drafts = [log.lifecycle_event(events.CREATED, task), log.lifecycle_event(events.QUEUED, task)]
-    log.write_events(tx, task.id, -1, drafts, command.op_id, command.now_ms)
+    log.write_events(tx, task.id, -1, drafts, op_id=command.op_id, now_ms=command.now_ms)
     if command.key is not None:
         _write_key(tx, command, command.key)
     passing(Failpoint.ACCEPT_WRITTEN)
@@ -114,6 +112,7 @@ def new_task(command: Accept) -> TaskRow:
         tokens=0,
         crashes=0,
         crash_tokens=0,
+        fingerprint="",
         priority=command.priority,
         request=command.request,
         restarts="[]",
@@ -139,9 +138,7 @@ def _earlier_task(tx: Tx, command: Accept, key: IdempotencyKey) -> str | None:
 
 
 def _require_room(tx: Tx, queue_max: int) -> None:
-    row = tx.row(QUEUE_LENGTH, {"limit": queue_max})
-    assert row is not None
-    if row[0] >= queue_max:
+    if log.queue_length(tx, queue_max) >= queue_max:
         raise QueueFull(f"{queue_max} tasks are waiting already; nothing was accepted; try again later")
 
 

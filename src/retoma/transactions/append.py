@@ -46,7 +46,7 @@ def append(tx: Tx, command: Append) -> int:
         return _place_taken(tx, command, State(state))
     next_state(State(state), Command.APPEND)
 
-    seq = log.write_events(tx, command.task_id, last_seq, command.drafts, command.op_id, command.now_ms)
+    seq = log.write_events(tx, command.task_id, last_seq, command.drafts, op_id=command.op_id, now_ms=command.now_ms)
     changed = tx.execute(
         ADVANCE,
         {

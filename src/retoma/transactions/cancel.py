@@ -54,5 +54,5 @@ def cancel(tx: Tx, command: Cancel) -> TaskRow:
 def _write_cancel(tx: Tx, task: TaskRow, command: Cancel) -> TaskRow:
     cancelled = log.moved(task, Command.CANCEL, command.now_ms)
     if cancelled.state.finished:
-        return log.write_ending(tx, task, cancelled, Ending("cancelled", []), command.op_id)
+        return log.write_ending(tx, task, cancelled, Ending("cancelled", []), op_id=command.op_id)
     return log.write_move(tx, task, cancelled, [log.lifecycle_event(events.IN_PROGRESS, cancelled)], command.op_id)

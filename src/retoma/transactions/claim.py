@@ -9,11 +9,9 @@ from retoma.core.task import Command, State
 from retoma.failpoints import Failpoint, passing
 from retoma.store.contract import Tx
 from retoma.store.rows import TaskRow
-from retoma.store.statements import statement
 from retoma.transactions import log
 from retoma.transactions.instances import read_active
 
-FIRST_QUEUED = statement("tasks.first_queued")
 _ACTIVE_MAX = 10_000
 
 
@@ -29,15 +27,17 @@ class Claim:
 def claim(tx: Tx, command: Claim) -> TaskRow | None:
     """Moves the first task of the queue to `loading` under a new fencing token; None when nothing waits.
 
+    Driven again, it returns the same task, which a client may have made `cancelling` meanwhile.
+
     If the process dies before the commit, the task is still queued; after it, recovery finds it `loading` under a dead
     instance.
     """
     if (again := _claimed_before(tx, command)) is not None:
         return again
-    found = tx.row(FIRST_QUEUED, {})
-    if found is None:
+    first = log.lock_first_queued(tx)
+    if first is None:
         return None
-    task = log.lock_task(tx, found[0])
+    task = log.lock_task(tx, first)
 
     claimed = log.moved(
         task,
@@ -54,6 +54,7 @@ def claim(tx: Tx, command: Claim) -> TaskRow | None:
 
 def _claimed_before(tx: Tx, command: Claim) -> TaskRow | None:
     for task_id, state in read_active(tx, command.instance_id, _ACTIVE_MAX):
-        if state is State.LOADING and log.was_applied(tx, task_id, command.op_id):
+        # `cancelling`: a client was quicker than the second drive. `running` needs an owner that knows of its claim.
+        if state is not State.RUNNING and log.was_applied(tx, task_id, command.op_id):
             return log.lock_task(tx, task_id)
     return None

@@ -51,7 +51,7 @@ def finish(tx: Tx, command: Finish) -> TaskRow:
         ending = replace(ending, output=log.output_so_far(tx, task))
     tokens = task.tokens + sum(len(event.tokens) for event in command.before)
     ended = log.moved(task, verb, command.now_ms, tokens=tokens)
-    written = log.write_ending(tx, task, ended, ending, command.op_id, command.before)
+    written = log.write_ending(tx, task, ended, ending, op_id=command.op_id, before=command.before)
     passing(Failpoint.FINISH_WRITTEN)
     tx.after_commit(Failpoint.FINISH_COMMITTED)
     return written

@@ -70,14 +70,9 @@ def leave(tx: Tx, instance_id: str) -> bool:
     return True
 
 
-def read_instances(tx: Tx) -> list[InstanceRow]:
-    """Every instance, dead ones with unfinished tasks included."""
-    return [InstanceRow(*row) for row in tx.rows(ALL, {})]
-
-
-def read_owners(tx: Tx) -> list[str]:
-    """The instances that own unfinished tasks."""
-    return [owner for (owner,) in tx.rows(OWNERS, {})]
+def read_instances_and_owners(tx: Tx) -> tuple[list[InstanceRow], list[str]]:
+    """Every instance, and the ids that own unfinished tasks, in one view."""
+    return [InstanceRow(*row) for row in tx.rows(ALL, {})], [owner for (owner,) in tx.rows(OWNERS, {})]
 
 
 def read_active(tx: Tx, instance_id: str, limit: int) -> list[tuple[str, State]]:

@@ -18,12 +18,34 @@ from retoma.store.rows import TaskRow
 from retoma.store.statements import statement
 
 LOCK = statement("tasks.lock")
+READ_STATE = statement("tasks.state")
+FIRST_QUEUED = statement("tasks.first_queued")
+QUEUE_LENGTH = statement("tasks.queue_length")
 MOVE = statement("tasks.move")
 INSERT_EVENT = statement("task_events.insert")
 WHOLE_LOG = statement("task_events.whole")
 EVENT_OF_OP = statement("task_events.of_op")
 INSERT_RESPONSE = statement("responses.insert")
 DELETE_SNAPSHOTS = statement("snapshots.delete_of_task")
+
+
+def read_state(tx: Tx, task_id: str) -> tuple[str, State, int] | None:
+    """The client, the state and the last event's number of a task, without its request; None when it is gone."""
+    row = tx.row(READ_STATE, {"id": task_id})
+    return (row[0], State(row[1]), row[2]) if row else None
+
+
+def lock_first_queued(tx: Tx) -> str | None:
+    """The id at the head of the queue, locked where the database locks rows; None when nothing waits."""
+    row = tx.row(FIRST_QUEUED, {})
+    return row[0] if row else None
+
+
+def queue_length(tx: Tx, limit: int) -> int:
+    """How many tasks wait, counted up to a bound."""
+    row = tx.row(QUEUE_LENGTH, {"limit": limit})
+    assert row is not None
+    return row[0]
 
 
 def lock_task(tx: Tx, task_id: str) -> TaskRow:
@@ -58,7 +80,7 @@ def lock_for(tx: Tx, task_id: str, command: Command, op_id: str, fencing_token: 
     raise AssertionError("unreachable")
 
 
-def moved(task: TaskRow, command: Command, now_ms: int, **changes: Any) -> TaskRow:  # noqa: ANN401 - columns of the row
+def moved(task: TaskRow, command: Command, now_ms: int, **changes: Any) -> TaskRow:
     """The row after `command`, without its place in the log, which `write_move` fills in."""
     state = next_state(task.state, command)
     finished_at_ms = now_ms if state.finished else None
@@ -98,9 +120,7 @@ def lifecycle_event(event_type: str, task: TaskRow) -> EventDraft:
     return events.draft(event_type, {"response": response_of(task, None)})
 
 
-def write_events(
-    tx: Tx, task_id: str, after_seq: int, drafts: Iterable[EventDraft], op_id: str, now_ms: int
-) -> int:
+def write_events(tx: Tx, task_id: str, after_seq: int, drafts: Iterable[EventDraft], *, op_id: str, now_ms: int) -> int:
     """Appends to the log after number `after_seq`; the number of the last event."""
     seq = after_seq
     for event in drafts:
@@ -124,7 +144,7 @@ def write_events(
 def write_move(tx: Tx, old: TaskRow, new: TaskRow, drafts: Sequence[EventDraft], op_id: str) -> TaskRow:
     """Writes the events and then the row, guarded by what `old` held; followers are woken after the commit."""
     assert drafts, "a change of state has an event"
-    new = replace(new, last_seq=write_events(tx, old.id, old.last_seq, drafts, op_id, new.updated_at_ms))
+    new = replace(new, last_seq=write_events(tx, old.id, old.last_seq, drafts, op_id=op_id, now_ms=new.updated_at_ms))
     changed = tx.execute(
         MOVE,
         {
@@ -137,6 +157,7 @@ def write_move(tx: Tx, old: TaskRow, new: TaskRow, drafts: Sequence[EventDraft],
             "tokens": new.tokens,
             "crashes": new.crashes,
             "crash_tokens": new.crash_tokens,
+            "fingerprint": new.fingerprint,
             "restarts": new.restarts,
             "now_ms": new.updated_at_ms,
             "finished_at_ms": new.finished_at_ms,
@@ -151,9 +172,9 @@ def write_move(tx: Tx, old: TaskRow, new: TaskRow, drafts: Sequence[EventDraft],
 
 
 def write_ending(
-    tx: Tx, old: TaskRow, new: TaskRow, ending: Ending, op_id: str, before: Sequence[EventDraft] = ()
+    tx: Tx, old: TaskRow, new: TaskRow, ending: Ending, *, op_id: str, before: Sequence[EventDraft] = ()
 ) -> TaskRow:
-    """Ends the task: the last output events `before`, the terminal event, the row and the folded response, all at once."""
+    """Ends the task: the last output events `before`, the terminal event, the row, the folded response, all at once."""
     assert new.state.finished
     response = response_of(new, ending)
     terminal = events.draft(events.TERMINAL_BY_STATUS[ending.status], {"response": response})

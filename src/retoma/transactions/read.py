@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from retoma.core.events import encode_event
+from retoma.core.fold import Folded
 from retoma.core.response import Ending
 from retoma.core.task import WIRE_STATUS, State
 from retoma.errors import NotFound
@@ -46,7 +48,7 @@ def read_task(tx: Tx, task_id: str, client_id: str = "") -> TaskRow:
     """One task; an empty client sees all. Raises NotFound, also for another client's task."""
     row = tx.row(READ_TASK, {"id": task_id})
     task = TaskRow.of(row) if row else None
-    if task is None or client_id and task.client_id != client_id:
+    if task is None or (client_id and task.client_id != client_id):
         raise NotFound(f"there is no response {task_id}")
     return task
 
@@ -72,18 +74,39 @@ def queue_position(tx: Tx, task: TaskRow) -> int | None:
 
 
 def read_first_answer(tx: Tx, task_id: str) -> dict[str, Any]:
-    """The Response that the 202 carried, from the log, so that a replayed key gets the very same body."""
+    """The Response that the 202 carried, from the log, for a replayed key's very same body; raises NotFound."""
     rows = tx.rows(EVENTS_AFTER, {"task_id": task_id, "after": 0, "limit": 1})
+    if not rows:
+        raise NotFound(f"there is no response {task_id}")
     return json.loads(EventRow(*rows[0]).body)["response"]
 
 
 def read_log(tx: Tx, task_id: str, after: int, limit: int) -> LogPage:
     """At most `limit` events with a number above `after`. Raises NotFound."""
-    task = read_task(tx, task_id)
+    found = log.read_state(tx, task_id)
+    if found is None:
+        raise NotFound(f"there is no response {task_id}")
+    _, state, last_seq = found
     rows = [EventRow(*row) for row in tx.rows(EVENTS_AFTER, {"task_id": task_id, "after": after, "limit": limit})]
     last = rows[-1].seq if rows else after
-    complete = task.state.finished and last >= task.last_seq
+    complete = state.finished and last >= last_seq
     return LogPage([(row.seq, row.type, encode_event(row.type, row.seq, row.body)) for row in rows], complete)
+
+
+def read_folded(tx: Tx, task_id: str) -> Folded:
+    """What the task's log adds up to, for the engine that continues it."""
+    return log.fold_log(tx, task_id)
+
+
+def read_states(tx: Tx, task_ids: Iterable[str]) -> dict[str, State]:
+    """The states of these tasks; those that are gone are left out."""
+    found = {task_id: log.read_state(tx, task_id) for task_id in task_ids}
+    return {task_id: row[1] for task_id, row in found.items() if row}
+
+
+def read_queue_head(tx: Tx) -> bool:
+    """True if a task waits."""
+    return log.queue_length(tx, 1) > 0
 
 
 def read_tasks(tx: Tx, *, state: str, client_id: str, before: str, limit: int) -> list[TaskRow]:

@@ -21,6 +21,8 @@ class Start:
     fencing_token: int
     path: str
     exact: bool
+    fingerprint: str
+    """Of the engine that makes the next tokens."""
     now_ms: int
     op_id: str
 
@@ -33,10 +35,10 @@ def start(tx: Tx, command: Start) -> TaskRow:
     task = log.lock_task(tx, command.task_id)
     verb = Command.CONTINUE if task.state is State.RUNNING else Command.START
     locked = log.lock_for(tx, command.task_id, verb, command.op_id, command.fencing_token)
-    if locked is None or verb is Command.CONTINUE and log.was_applied(tx, command.task_id, command.op_id):
+    if locked is None or (verb is Command.CONTINUE and log.was_applied(tx, command.task_id, command.op_id)):
         return task
 
-    started = log.moved(task, verb, command.now_ms, restarts=_with_path(task, command))
+    started = log.moved(task, verb, command.now_ms, fingerprint=command.fingerprint, restarts=_with_path(task, command))
     written = log.write_move(tx, task, started, [log.lifecycle_event(events.IN_PROGRESS, started)], command.op_id)
     passing(Failpoint.START_WRITTEN)
     tx.after_commit(Failpoint.START_COMMITTED)

@@ -71,6 +71,8 @@ CREATE TABLE tasks (
     tokens INTEGER NOT NULL CHECK (tokens >= 0),
     crashes INTEGER NOT NULL CHECK (crashes >= 0),
     crash_tokens INTEGER NOT NULL CHECK (crash_tokens >= 0),
+    -- Of the engine that made the committed tokens; empty before the first.
+    fingerprint TEXT NOT NULL,
     priority INTEGER NOT NULL,
     request TEXT NOT NULL,
     restarts TEXT NOT NULL,
@@ -149,7 +151,7 @@ BEGIN
 END;
 
 CREATE TRIGGER tasks_move_with_their_event BEFORE UPDATE ON tasks
-WHEN NEW.last_seq <> (SELECT max(seq) FROM task_events WHERE task_id = OLD.id)
+WHEN NEW.last_seq <> coalesce((SELECT max(seq) FROM task_events WHERE task_id = OLD.id), -1)
     OR (NEW.state <> OLD.state OR NEW.fencing_token <> OLD.fencing_token OR NEW.tokens <> OLD.tokens)
         AND NEW.last_seq <= OLD.last_seq
     OR NEW.state <> OLD.state AND NEW.version <= OLD.version
@@ -157,16 +159,17 @@ BEGIN
     SELECT RAISE(ABORT, 'a task changes together with its event and its version');
 END;
 
-CREATE TRIGGER tasks_never_fence_back BEFORE UPDATE OF fencing_token ON tasks
+CREATE TRIGGER tasks_never_fence_back BEFORE UPDATE OF fencing_token, instance_id ON tasks
 WHEN NEW.fencing_token < OLD.fencing_token OR NEW.instance_id <> OLD.instance_id AND NEW.fencing_token = OLD.fencing_token
 BEGIN
     SELECT RAISE(ABORT, 'a fencing token only rises, and does so with every owner');
 END;
 
+-- The last clause is for INSERT OR REPLACE, which deletes the old row without passing the trigger on deletes.
 CREATE TRIGGER tasks_begin_queued BEFORE INSERT ON tasks
-WHEN NEW.state <> 'queued' OR NEW.fencing_token <> 0
+WHEN NEW.state <> 'queued' OR NEW.fencing_token <> 0 OR EXISTS (SELECT 1 FROM tasks WHERE id = NEW.id)
 BEGIN
-    SELECT RAISE(ABORT, 'a task begins queued');
+    SELECT RAISE(ABORT, 'a task begins queued, and once');
 END;
 
 CREATE TRIGGER tasks_stay_until_finished BEFORE DELETE ON tasks

@@ -19,3 +19,14 @@ WHERE client_id = :client_id AND key_hash = :key_hash;
 -- The key of a task that is being deleted, by the index idempotency_keys_by_task.
 DELETE FROM idempotency_keys
 WHERE task_id = :task_id;
+
+-- name: orphans
+-- Keys of no task of the same client, for the checker; reads the whole table.
+SELECT task_id
+FROM idempotency_keys
+WHERE NOT EXISTS (
+    SELECT 1 FROM tasks
+    WHERE tasks.id = idempotency_keys.task_id AND tasks.client_id = idempotency_keys.client_id
+)
+ORDER BY task_id
+LIMIT :limit;

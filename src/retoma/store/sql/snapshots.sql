@@ -26,3 +26,24 @@ WHERE task_id = :task_id;
 SELECT task_id, path
 FROM snapshots
 ORDER BY path;
+
+-- name: orphans
+-- Snapshots that no owner of a task under way can have written, for the checker; reads the whole table.
+SELECT task_id
+FROM snapshots
+WHERE NOT EXISTS (
+    SELECT 1 FROM tasks
+    WHERE tasks.id = snapshots.task_id
+        AND tasks.state IN ('running', 'cancelling')
+        AND tasks.fencing_token >= snapshots.fencing_token
+)
+ORDER BY task_id
+LIMIT :limit;
+
+-- name: with_sizes
+-- A page of snapshots by path, by the unique index on path, for the check of the files.
+SELECT path, size_bytes
+FROM snapshots
+WHERE path > :after
+ORDER BY path
+LIMIT :limit;

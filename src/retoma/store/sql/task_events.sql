@@ -34,3 +34,19 @@ WHERE task_id = :task_id AND op_id = :op_id;
 -- The log of a task that is being deleted; a trigger refuses it for an unfinished one.
 DELETE FROM task_events
 WHERE task_id = :task_id;
+
+-- name: audit_page
+-- A page of a task's log with all that the checker looks at, by primary key.
+SELECT seq, type, body, tokens, op_id
+FROM task_events
+WHERE task_id = :task_id AND seq > :after
+ORDER BY seq
+LIMIT :limit;
+
+-- name: orphans
+-- Events of no task, for the checker; reads the whole table.
+SELECT DISTINCT task_id
+FROM task_events
+WHERE NOT EXISTS (SELECT 1 FROM tasks WHERE tasks.id = task_events.task_id)
+ORDER BY task_id
+LIMIT :limit;

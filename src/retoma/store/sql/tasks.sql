@@ -2,17 +2,17 @@
 -- A new task; its first events follow in the same transaction.
 INSERT INTO tasks (
     id, client_id, model, mode, retention, on_restart, state, version, last_seq, fencing_token, instance_id, attempt,
-    tokens, crashes, crash_tokens, priority, request, restarts, created_at_ms, updated_at_ms, finished_at_ms
+    tokens, crashes, crash_tokens, fingerprint, priority, request, restarts, created_at_ms, updated_at_ms, finished_at_ms
 ) VALUES (
     :id, :client_id, :model, :mode, :retention, :on_restart, 'queued', 1, 1, 0, :instance_id, 1,
-    0, 0, 0, :priority, :request, '[]', :now_ms, :now_ms, NULL
+    0, 0, 0, '', :priority, :request, '[]', :now_ms, :now_ms, NULL
 );
 
 -- name: lock
 -- The whole row by primary key, locked until the end of the transaction: what every guarded change begins with.
 SELECT
     id, client_id, model, mode, retention, on_restart, state, version, last_seq, fencing_token, instance_id, attempt,
-    tokens, crashes, crash_tokens, priority, request, restarts, created_at_ms, updated_at_ms, finished_at_ms
+    tokens, crashes, crash_tokens, fingerprint, priority, request, restarts, created_at_ms, updated_at_ms, finished_at_ms
 FROM tasks
 WHERE id = :id
 $FOR_UPDATE;
@@ -37,6 +37,7 @@ SET
     tokens = :tokens,
     crashes = :crashes,
     crash_tokens = :crash_tokens,
+    fingerprint = :fingerprint,
     restarts = :restarts,
     updated_at_ms = :now_ms,
     finished_at_ms = CAST(:finished_at_ms AS bigint)
@@ -84,13 +85,13 @@ ORDER BY instance_id;
 -- One task by primary key.
 SELECT
     id, client_id, model, mode, retention, on_restart, state, version, last_seq, fencing_token, instance_id, attempt,
-    tokens, crashes, crash_tokens, priority, request, restarts, created_at_ms, updated_at_ms, finished_at_ms
+    tokens, crashes, crash_tokens, fingerprint, priority, request, restarts, created_at_ms, updated_at_ms, finished_at_ms
 FROM tasks
 WHERE id = :id;
 
 -- name: state
 -- What a follower needs to know about a task, by primary key.
-SELECT client_id, state, last_seq, version
+SELECT client_id, state, last_seq
 FROM tasks
 WHERE id = :id;
 
@@ -98,7 +99,7 @@ WHERE id = :id;
 -- The operator's list, newest first, by primary key; an empty filter takes all.
 SELECT
     id, client_id, model, mode, retention, on_restart, state, version, last_seq, fencing_token, instance_id, attempt,
-    tokens, crashes, crash_tokens, priority, request, restarts, created_at_ms, updated_at_ms, finished_at_ms
+    tokens, crashes, crash_tokens, fingerprint, priority, request, restarts, created_at_ms, updated_at_ms, finished_at_ms
 FROM tasks
 WHERE id < :before
     AND (CAST(:state AS text) = '' OR state = CAST(:state AS text))
@@ -152,3 +153,21 @@ $SKIP_LOCKED;
 -- One finished task; the predicate stands here, in the deleting statement, whatever was selected before.
 DELETE FROM tasks
 WHERE id = :id AND state IN ('completed', 'failed', 'cancelled');
+
+-- name: audit_page
+-- A page of tasks, oldest first, by primary key, for the checker.
+SELECT
+    id, client_id, model, mode, retention, on_restart, state, version, last_seq, fencing_token, instance_id, attempt,
+    tokens, crashes, crash_tokens, fingerprint, priority, request, restarts, created_at_ms, updated_at_ms, finished_at_ms
+FROM tasks
+WHERE id > :after
+ORDER BY id
+LIMIT :limit;
+
+-- name: finished_page
+-- A page of finished tasks, by primary key, for deriving their responses again.
+SELECT id, client_id, finished_at_ms
+FROM tasks
+WHERE id > :after AND finished_at_ms IS NOT NULL
+ORDER BY id
+LIMIT :limit;
