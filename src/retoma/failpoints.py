@@ -1,8 +1,8 @@
 """Named places where a test can make the process die, fail or stand still.
 
 `RETOMA_FAILPOINT=NAME[@N][=kill|error|pause]` acts at the N-th passing of NAME (default: the first, with SIGKILL to the
-process itself). Every step between two durable effects has a name here, so that a crash test can walk the whole list.
-A name that starts with `snapshot.` or `engine.` is passed in the engine's process, every other in the service's.
+process itself). Every step between two durable effects has a name here, so that a crash test can walk the whole list. A
+name that starts with `snapshot.` or `engine.` is passed in the engine's process, every other in the service's.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import platformdirs
 
@@ -27,6 +27,7 @@ _NOT_NEGATIVE = (
     "unstored_minutes",
     "idempotency_hours",
     "models_loaded",
+    "snapshot_every_tokens",
 )
 _SWITCH_PREFIXES = ("RETOMA_SCRIPTED_", "RETOMA_TEST_")
 
@@ -51,6 +52,7 @@ class Settings:
     models_loaded: int = _setting(1, "models", "how many models are kept in memory while nothing uses them")
     llama_library: str = _setting("", "path", "another llama.cpp library; empty: the one of the extra `llama`")
     snapshots: bool = _setting(True, "yes/no", "write snapshots of running texts, so that a restart is quick")
+    snapshot_every_tokens: int = _setting(0, "tokens", "take one after so many tokens; 0: when one pays")
     load_timeout_s: float = _setting(600.0, "seconds", "how long a model may take to load")
     stall_timeout_s: float = _setting(120.0, "seconds", "how long an engine may be silent before it is ended")
     cancel_wait_s: float = _setting(5.0, "seconds", "how long a cancel request waits for the end of the task")
@@ -124,13 +126,14 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _convert(setting: Field[Any], value: Any, source: str) -> Any:
-    kind: type[Any] = type(setting.default)
+    default: object = setting.default
+    kind = type(default)
     try:
         if kind is bool:
             return _as_bool(value)
         if kind is int and isinstance(value, bool | float):
             raise TypeError(value)  # noqa: TRY301 - int() would accept them
-        return kind(value)
+        return cast("type[Any]", kind)(value)
     except (TypeError, ValueError):
         unit = setting.metadata["unit"]
         raise Refused(f"{source}: {setting.name} = {value!r} is not valid; it takes: {unit}") from None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 EVENT_FORMAT = 1
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 # Line ends to some readers of streams (`str.splitlines`), and lone halves of a pair, which UTF-8 can't hold.
 _NOT_PLAIN = re.compile("[\x85\u2028\u2029\ud800-\udfff]")
 
@@ -52,7 +53,7 @@ def draft(event_type: str, fields: Mapping[str, Any], tokens: Sequence[int] = ()
 
 def encode_json(value: object) -> str:
     """The one JSON encoding of this project: compact, one line, storable as UTF-8, keys in the order given."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = _ENCODER.encode(value)
     # Outside of ASCII, JSON has nothing but the insides of strings, where an escape means the same.
     return text if text.isascii() else _NOT_PLAIN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 

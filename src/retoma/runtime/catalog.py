@@ -121,6 +121,7 @@ class Catalog:
             sequences=max(1, settings.workers),
             threads=settings.engine_threads,
             library=settings.llama_library,
+            settings={"snapshot_every_tokens": settings.snapshot_every_tokens},
             flags=flags,
             flags_fingerprint=flags["fingerprint"] if flags else "",
         )

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ from retoma.transactions.accept import Accept, Accepted, accept
 from retoma.transactions.cancel import Cancel, cancel
 from retoma.transactions.clients import Client, read_client
 from retoma.transactions.delete import Delete, delete
+from retoma.transactions.log import queue_length
 from retoma.transactions.read import SeenResponse, read_log, read_response, read_states
 
 logger = logging.getLogger(__name__)
@@ -112,6 +114,7 @@ class Instance:
         self._housekeeping = Housekeeping(self._store, snapshots, models, clock, settings)
         self._loops: list[asyncio.Task[None]] = []
         self._started = self._stopping = False
+        self._unchecked = 0
 
     @property
     def instance_id(self) -> str:
@@ -153,6 +156,7 @@ class Instance:
             raise ShuttingDown
         if not self._started:
             raise Unavailable(_RECOVERING)
+        command = replace(command, queue_max=await self._room())
         accepted = await self._store.transact(partial(accept, command=command))
         self._dispatcher.poke()
         return accepted
@@ -227,6 +231,18 @@ class Instance:
     def engine_pids(self) -> dict[str, int | None]:
         """Process ids of the loaded engines."""
         return self._pool.pids()
+
+    async def _room(self) -> int | None:
+        """None while the queue is far from full, as counted some requests ago; else the bound, to be counted exactly.
+
+        Counting costs as much as the queue is long, so it is done once for every half of the room that was left. Other
+        instances may fill the other half meanwhile; the bound is a protection, not a promise.
+        """
+        if self._unchecked <= 0:
+            waiting = await self._store.read(partial(queue_length, limit=self._settings.queue_max))
+            self._unchecked = (self._settings.queue_max - waiting) // 2
+        self._unchecked -= 1
+        return None if self._unchecked >= 0 else self._settings.queue_max
 
     async def _ended_within(self, task_id: str, seconds: float) -> None:
         try:

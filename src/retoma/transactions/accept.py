@@ -45,7 +45,8 @@ class Accept:
     op_id: str
     key: IdempotencyKey | None = None
     priority: int = 0
-    queue_max: int = limits.QUEUED_TASKS_MAX
+    queue_max: int | None = limits.QUEUED_TASKS_MAX
+    """How many tasks may wait; None: the caller knows that there is room, and spares the count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,8 @@ def accept(tx: Tx, command: Accept) -> Accepted:
         return Accepted(command.task_id, replayed=False)  # this very command, driven again
     if command.key is not None and (earlier := _earlier_task(tx, command, command.key)) is not None:
         return Accepted(earlier, replayed=True)
-    _require_room(tx, command.queue_max)
+    if command.queue_max is not None:
+        _require_room(tx, command.queue_max)
 
     tx.execute(
         INSERT_TASK,
