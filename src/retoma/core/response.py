@@ -28,6 +28,7 @@ ECHOED: dict[str, Any] = {
     "service_tier": "default",
     "metadata": {},
     "safety_identifier": None,
+    "user": None,
     "prompt_cache_key": None,
 }
 

@@ -1,4 +1,4 @@
-"""When a snapshot pays (architecture.md §5)."""
+"""When a snapshot pays: never more than a set share of the time, and only to save a multiple of what it costs."""
 
 from __future__ import annotations
 

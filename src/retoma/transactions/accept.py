@@ -17,7 +17,7 @@ from retoma.transactions import log
 INSERT_TASK = statement("tasks.insert")
 READ_KEY = statement("idempotency_keys.read")
 INSERT_KEY = statement("idempotency_keys.insert")
-DELETE_KEY = statement("idempotency_keys.delete")
+DELETE_FORGOTTEN = statement("idempotency_keys.delete_forgotten")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def accept(tx: Tx, command: Accept) -> Accepted:
     """
     if log.read_state(tx, command.task_id) is not None:
         return Accepted(command.task_id, replayed=False)  # this very command, driven again
-    if command.key is not None and (earlier := _earlier_task(tx, command, command.key)) is not None:
+    if command.key is not None and (earlier := read_key(tx, command.client_id, command.key, command.now_ms)):
         return Accepted(earlier, replayed=True)
     if command.queue_max is not None:
         _require_room(tx, command.queue_max)
@@ -124,17 +124,21 @@ def new_task(command: Accept) -> TaskRow:
     )
 
 
-def _earlier_task(tx: Tx, command: Accept, key: IdempotencyKey) -> str | None:
-    row = tx.row(READ_KEY, {"client_id": command.client_id, "key_hash": key.key_hash})
+def read_key(tx: Tx, client_id: str, key: IdempotencyKey, now_ms: int) -> str | None:
+    """The task that this key stands for, or None; raises IdempotencyConflict for another body.
+
+    A key is forgotten once it has expired and its task is finished.
+    """
+    row = tx.row(READ_KEY, {"client_id": client_id, "key_hash": key.key_hash})
     if row is None:
         return None
     request_digest, task_id, expires_at_ms, state = row
-    if expires_at_ms < command.now_ms and State(state).finished:
-        tx.execute(DELETE_KEY, {"client_id": command.client_id, "key_hash": key.key_hash})
+    if expires_at_ms < now_ms and State(state).finished:
         return None
     if request_digest != key.request_digest:
         raise IdempotencyConflict(
-            "this Idempotency-Key was used with another request body; use a new key for a new request"
+            "this Idempotency-Key was used with another request body; use a new key for a new request",
+            param="Idempotency-Key",
         )
     return task_id
 
@@ -145,14 +149,14 @@ def _require_room(tx: Tx, queue_max: int) -> None:
 
 
 def _write_key(tx: Tx, command: Accept, key: IdempotencyKey) -> None:
+    place = {"client_id": command.client_id, "key_hash": key.key_hash, "now_ms": command.now_ms}
+    tx.execute(DELETE_FORGOTTEN, place)
     tx.execute(
         INSERT_KEY,
         {
-            "client_id": command.client_id,
-            "key_hash": key.key_hash,
+            **place,
             "request_digest": key.request_digest,
             "task_id": command.task_id,
-            "now_ms": command.now_ms,
             "expires_at_ms": key.expires_at_ms,
         },
     )

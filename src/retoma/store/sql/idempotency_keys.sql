@@ -10,10 +10,15 @@ WHERE k.client_id = :client_id AND k.key_hash = :key_hash;
 INSERT INTO idempotency_keys (client_id, key_hash, request_digest, task_id, created_at_ms, expires_at_ms)
 VALUES (:client_id, :key_hash, :request_digest, :task_id, :now_ms, :expires_at_ms);
 
--- name: delete
--- One key by primary key; only for one that has expired and whose task is finished.
+-- name: delete_forgotten
+-- One key by primary key, if it has expired and its task is finished. The predicate stands here, so that a key which
+-- another client has written since it was looked up is not taken away.
 DELETE FROM idempotency_keys
-WHERE client_id = :client_id AND key_hash = :key_hash;
+WHERE client_id = :client_id AND key_hash = :key_hash AND expires_at_ms < :now_ms
+    AND EXISTS (
+        SELECT 1 FROM tasks
+        WHERE tasks.id = idempotency_keys.task_id AND tasks.state IN ('completed', 'failed', 'cancelled')
+    );
 
 -- name: delete_of_task
 -- The key of a task that is being deleted, by the index idempotency_keys_by_task.

@@ -129,10 +129,13 @@ GROUP BY state
 ORDER BY state;
 
 -- name: unfinished_with_model
--- How many unfinished tasks need this model.
+-- How many unfinished tasks need this model, from the two partial indexes; finished ones may be many.
 SELECT count(*)
-FROM tasks
-WHERE model = :model AND state IN ('queued', 'loading', 'running', 'cancelling');
+FROM (
+    SELECT id FROM tasks WHERE state = 'queued' AND model = :model
+    UNION ALL
+    SELECT id FROM tasks WHERE state IN ('loading', 'running', 'cancelling') AND model = :model
+) AS needing;
 
 -- name: expired
 -- A batch of finished tasks past their time, by the partial index tasks_finished; locked rows are passed over.
