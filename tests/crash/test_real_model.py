@@ -56,7 +56,7 @@ def create(api: Api, sampling: str) -> str:
 
 @pytest.mark.parametrize("files", ["kept", "deleted", "damaged"])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_text_killed_three_times_equals_the_uninterrupted_one(  # noqa: PLR0913
+def test_a_text_killed_three_times_equals_the_uninterrupted_one(
     sampling: str, files: str, data_dir: Path, uninterrupted: dict[str, str], rng: Random
 ) -> None:
     with start_service(data_dir) as service:

@@ -228,6 +228,14 @@ class Instance:
             return _RECOVERING
         return self._store.problem()
 
+    def pause(self) -> None:
+        """Stops all protected work until `resume`; what is accepted waits."""
+        self._dispatcher.pause()
+
+    def resume(self) -> None:
+        """Goes on where `pause` stopped."""
+        self._dispatcher.resume()
+
     def engine_pids(self) -> dict[str, int | None]:
         """Process ids of the loaded engines."""
         return self._pool.pids()

@@ -1,0 +1,186 @@
+"""An instance under the faults that come from beside it: a full disk, a lost lease, engines that crash, hang or vanish."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from retoma.blobs.models import ModelFiles
+from retoma.transactions.instances import declare_dead, read_instances_and_owners
+from retoma.transactions.models import RegisterModel, read_model, register_model
+from retoma.transactions.read import read_task
+from tests.runtime.world import BOUND_S, World, running
+
+PROMPT = "tell me about the sea"
+
+
+@pytest.fixture(autouse=True)
+def slow_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RETOMA_SCRIPTED_TOKEN_MS", "4")
+    monkeypatch.setenv("RETOMA_SCRIPTED_TOKENS", "120")
+
+
+async def add_model(world: World, folder: Path, name: str) -> Path:
+    """A registered model whose engine is `scripted` and whose file is a few bytes."""
+    source = folder / f"{name}.gguf"
+    source.write_bytes(b"GGUF" + name.encode() * 100)
+    files = ModelFiles(folder / "models")
+    imported = files.import_file(source, lambda _done, _total: None)
+    command = RegisterModel(name, imported.digest, imported.size_bytes, "scripted", str(source), {}, 0)
+    await asyncio.to_thread(world.store.transact, partial(register_model, command=command))
+    return files.path(imported.digest)
+
+
+def test_a_full_store_stops_a_text_where_it_is_and_the_text_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as world:
+            expected = await world.text(await world.create(PROMPT))
+            task = await world.create(PROMPT)
+            await world.tokens(task, 10)
+            world.store.full = True
+            async with asyncio.timeout(BOUND_S):
+                while world.store.refused < 3:  # noqa: ASYNC110 - the fault is counted, not announced
+                    await asyncio.sleep(0.005)
+            world.store.full = False
+            assert await world.text(task) == expected
+            assert (await world.get(task)).body["task"]["restarts"] == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.requirement("S-006")
+def test_an_instance_that_was_declared_dead_begins_anew_and_its_text_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Longer than the time between two renewals, at the second of which the instance learns of it.
+    monkeypatch.setenv("RETOMA_SCRIPTED_TOKENS", "900")
+
+    async def run() -> None:
+        async with running(tmp_path, workers=1) as world:
+            expected = await world.text(await world.create(PROMPT))
+            task = await world.create(PROMPT)
+            await world.tokens(task, 10)
+            old = world.instance.instance_id
+            rows, _ = await world.instance.read(read_instances_and_owners)
+            await asyncio.to_thread(world.store.transact, partial(declare_dead, seen=rows[0]))
+            assert await world.text(task) == expected
+            assert world.instance.instance_id != old
+            (restart,) = (await world.get(task)).body["task"]["restarts"]
+            assert restart["policy"] == "resume"
+
+    asyncio.run(run())
+
+
+def test_an_instance_that_pauses_its_work_and_goes_on_writes_the_same_text(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as world:
+            expected = await world.text(await world.create(PROMPT))
+            task = await world.create(PROMPT)
+            before = await world.tokens(task, 10)
+            world.instance.pause()
+            during = await world.instance.read(partial(read_task, task_id=task))
+            assert during.tokens < 120
+            world.instance.resume()
+            assert await world.text(task) == expected
+            assert before < 120
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("prompt", "code"), [("[[crash]] now", "engine_crashed"), ("[[stall]] now", "engine_stalled")])
+@pytest.mark.parametrize(("policy", "attempts"), [("fail", 1), ("retry", 3), ("resume", 3)])
+def test_a_prompt_that_kills_its_engine_fails_in_the_end_and_harms_nobody(
+    prompt: str, code: str, policy: str, attempts: int, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with running(tmp_path, stall_timeout_s=0.7) as world:
+            ended = await world.finished(await world.create(prompt, on_restart=policy))
+            assert (ended.body["status"], ended.body["error"]["code"]) == ("failed", code)
+            assert ended.task.attempt == attempts
+            assert [entry["cause"] for entry in ended.task.restart_list] == [code] * attempts
+            assert await world.text(await world.create(PROMPT))
+
+    asyncio.run(run())
+
+
+def test_a_model_stays_loaded_between_tasks_and_makes_room_for_another(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path, models_loaded=1) as world:
+            await add_model(world, tmp_path, "first")
+            await add_model(world, tmp_path, "second")
+            await world.text(await world.create(PROMPT, model="first"))
+            (loaded,) = world.instance.engine_pids().items()
+            await world.text(await world.create(PROMPT, model="first"))
+            assert world.instance.engine_pids() == dict([loaded])
+            await world.text(await world.create(PROMPT, model="second"))
+            assert world.instance.engine_pids().keys() == {"second"}
+
+    asyncio.run(run())
+
+
+@pytest.mark.requirement("P-11.1-files")
+@pytest.mark.parametrize("damage", ["absent", "truncated", "foreign"])
+def test_a_model_file_that_is_not_what_was_registered_fails_the_task_and_nothing_else(
+    damage: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with running(tmp_path) as world:
+            file = await add_model(world, tmp_path, "damaged")
+            file.chmod(0o600)
+            if damage == "absent":
+                file.unlink()
+            else:
+                file.write_bytes(file.read_bytes()[:-1] if damage == "truncated" else b"x" * file.stat().st_size)
+            ended = await world.finished(await world.create(PROMPT, model="damaged"))
+            expected = "model_unavailable" if damage == "absent" else "model_corrupt"
+            assert (ended.body["status"], ended.body["error"]["code"]) == ("failed", expected)
+            row = await world.instance.read(partial(read_model, name="damaged"))
+            assert row.state == ("available" if damage == "absent" else "corrupt")
+            assert await world.text(await world.create(PROMPT))
+
+    asyncio.run(run())
+
+
+@pytest.mark.requirement("P-11.2-cancel")
+def test_a_cancel_is_done_at_once_while_the_model_is_still_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RETOMA_SCRIPTED_LOAD_MS", "600000")
+
+    async def run() -> None:
+        async with running(tmp_path) as world:
+            task = await world.create(PROMPT)
+            async with asyncio.timeout(BOUND_S):
+                while (await world.get(task)).body["task"]["state"] != "loading":
+                    await asyncio.sleep(0.005)
+            assert (await world.cancel(task)).body["status"] == "cancelled"
+
+    asyncio.run(run())
+
+
+@pytest.mark.requirement("P-11.2-startup")
+def test_recovered_texts_are_all_continued_before_anything_new_is_claimed(tmp_path: Path) -> None:
+    """Three running tasks are left behind and found by an instance with one worker; a fourth waits in the queue."""
+
+    async def leave_behind() -> list[str]:
+        async with running(tmp_path, workers=3) as world:
+            tasks = [await world.create(f"{PROMPT} {number}") for number in range(3)]
+            for task in tasks:
+                await world.tokens(task, 5)
+            return tasks
+
+    async def find(tasks: list[str]) -> None:
+        async with running(tmp_path, workers=1) as world:
+            late = await world.create("the late one")
+            for task in tasks:
+                assert (await world.get(task)).task.state == "running"
+            await world.text(late)
+            ended = [(await world.get(task)).task for task in [*tasks, late]]
+            assert max(task.finished_at_ms or 0 for task in ended[:3]) <= (ended[3].finished_at_ms or 0)
+            assert [task.state for task in ended] == ["completed"] * 4
+
+    tasks = asyncio.run(leave_behind())
+    asyncio.run(find(tasks))
