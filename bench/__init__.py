@@ -1,1 +1,1 @@
-"""`make bench`: the figures of docs/performance.md, measured on this machine. Ratios of one run count, not absolute times."""
+"""`make bench`: the figures of docs/performance.md, measured on this machine. Only ratios of one run count."""

@@ -1,4 +1,4 @@
-"""The engine alone, in a process of its own: no service, no store, no pipe. What the service's speed is compared with."""
+"""The engine alone, in a process of its own: no service, no store, no pipe. What the service is compared with."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every named failpoint, passed in the real service: it dies there, starts again, and the task reaches its one end.
 
-The failpoints of `models add` are walked in tests/cli; every other one has its flow here, and a test fails if a new one has
-none.
+The failpoints of `models add` are walked in tests/cli; every other one has its flow here, and a test fails if a new one
+has none.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def test_texts_survive_a_storm_of_kills_and_no_event_is_ever_contradicted(tmp_pa
 @pytest.mark.requirement("P-11.2-persist")
 @pytest.mark.timeout(240)
 def test_whoever_got_a_202_finds_the_response_after_a_kill(tmp_path: Path, rng: Random) -> None:
-    """Clients submit as fast as they can while the service is killed; acknowledged ids exist, keys never double (I1, I5)."""
+    """Clients submit as fast as they can during the kill; acknowledged ids exist, keys never double (I1, I5)."""
     acknowledged: dict[str, str] = {}
     tried: set[str] = set()
 

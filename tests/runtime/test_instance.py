@@ -1,4 +1,4 @@
-"""An instance under the faults that come from beside it: a full disk, a lost lease, engines that crash, hang or vanish."""
+"""An instance under faults from beside it: a full disk, a lost lease, engines that crash, hang or vanish."""
 
 from __future__ import annotations
 
@@ -153,9 +153,9 @@ def test_a_cancel_is_done_at_once_while_the_model_is_still_loading(
     async def run() -> None:
         async with running(tmp_path) as world:
             task = await world.create(PROMPT)
-            async with asyncio.timeout(BOUND_S):
-                while (await world.get(task)).body["task"]["state"] != "loading":
-                    await asyncio.sleep(0.005)
+            async for _ in world.instance.follow(task, -1):
+                if (await world.get(task)).task.state == "loading":
+                    break
             assert (await world.cancel(task)).body["status"] == "cancelled"
 
     asyncio.run(run())
