@@ -23,7 +23,7 @@ from tests.support.waiting import wait_for
 
 TOKENS = 64
 CALM = {"RETOMA_SCRIPTED_TOKEN_MS": "5", "RETOMA_SCRIPTED_TOKENS": str(TOKENS)}
-REQUEST = {"text": "walk", "key": "once", "on_restart": "resume"}
+REQUEST = {"prompt": "walk", "key": "once", "on_restart": "resume"}
 RETRIED = {**REQUEST, "on_restart": "retry"}
 
 

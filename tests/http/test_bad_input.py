@@ -105,8 +105,6 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
-    ({"text": {"format": {"type": "json_object"}}}, "text.format"),
-    ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}}, "text.format"),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"service_tier": "flex"}, "service_tier"),
     ({"reasoning": {"effort": "low"}}, "reasoning"),

@@ -27,10 +27,10 @@ class Api:
         self.http = httpx.Client(base_url=service.url, headers=service.headers, timeout=60)
         weakref.finalize(self, self.http.close)
 
-    def create(self, text: str = "tell me about the sea", **fields: Any) -> str:
+    def create(self, prompt: str = "tell me about the sea", **fields: Any) -> str:
         """The id of a new background response of the model `scripted`."""
         headers = {"Idempotency-Key": fields.pop("key")} if "key" in fields else {}
-        body = {"model": "scripted", "input": text, "background": True, "temperature": 0, "seed": 1, **fields}
+        body = {"model": "scripted", "input": prompt, "background": True, "temperature": 0, "seed": 1, **fields}
         reply = self.http.post("/v1/responses", json=body, headers=headers)
         assert reply.status_code in {200, 202}, reply.text
         return reply.json()["id"]

@@ -75,6 +75,8 @@ class ScriptedModel:
 
     def open(self, generation: Generation) -> ScriptedSequence:
         """Begins a text; raises PromptTooLong. A prompt has one token for every four bytes."""
+        if generation.format is not None:
+            raise EngineError("The model `scripted` writes free text only; ask another model for JSON.")
         prompt = fit(generation.messages, generation.truncation, self.facts.context_tokens, _render)
         return ScriptedSequence(self, generation, prompt)
 

@@ -21,8 +21,6 @@ from retoma.core.task import OnRestart
 from retoma.errors import InvalidRequest, UnsupportedParameter
 
 # json_object and json_schema are passed on to the engine once engines follow them.
-STRUCTURED_OUTPUT = False
-
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 LABEL_CHARS_MAX = 512
 _NESTED = frozenset({"text", "stream_options"})
@@ -196,5 +194,3 @@ def _check_text(text: TextOptions) -> None:
         return
     if text.format.type == "json_schema" and (text.format.json_schema is None or text.format.name is None):
         raise InvalidRequest("text.format: json_schema needs a name and a schema", param="text.format")
-    if text.format.type != "text" and not STRUCTURED_OUTPUT:
-        raise UnsupportedParameter("this server writes free text only so far", param="text.format")
