@@ -69,7 +69,8 @@ def test_the_commands_and_the_program_of_the_readme_work(tmp_path: Path) -> None
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(program, "README.md", "exec"), {})  # noqa: S102 - the program is what is tested
         assert printed.getvalue().strip()
-        assert len(Api(service).http.get("/v1/tasks").json()["data"]) == 2
+        api = Api(service)
+        assert len(api.http.get("/v1/tasks").json()["data"]) == 2
 
 
 def run(arguments: list[str]) -> str:
