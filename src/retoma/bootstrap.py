@@ -30,8 +30,19 @@ _SHUTDOWN_S = 10
 def open_store(settings: Settings, clock: Clock) -> Store:
     """Migrates and opens the store; raises Refused or StoreUnavailable with a sentence."""
     make_data_dir(settings.data_dir)
+    if settings.on_postgres:
+        return _open_postgres(settings.store, clock)
     prepare(settings.database, clock.wall_ms())
     return SqliteStore(settings.database)
+
+
+def _open_postgres(url: str, clock: Clock) -> Store:
+    try:
+        from retoma.store import migrate_postgres, postgres  # noqa: PLC0415 - psycopg comes with an extra
+    except ImportError as missing:
+        raise Refused("a PostgreSQL store needs the extra: pip install 'retoma[postgres]'") from missing
+    migrate_postgres.prepare(url, clock.wall_ms())
+    return postgres.PostgresStore(url)
 
 
 def make_data_dir(data_dir: Path) -> None:
@@ -125,12 +136,18 @@ async def serve(settings: Settings) -> signal.Signals | None:
     )
     server = _Server(config)
     stopped_by: list[signal.Signals] = []
+    stopping: list[asyncio.Task[None]] = []
+
+    async def drain_and_exit() -> None:
+        await instance.drain()  # streams must have ended before uvicorn waits for its connections
+        server.should_exit = True
 
     def stop(by: signal.Signals) -> None:
         stopped_by.append(by)
-        instance.begin_stop()  # streams must end before uvicorn waits for its connections
-        server.should_exit = True
+        instance.begin_stop()
         server.force_exit = len(stopped_by) > 1
+        if not stopping:
+            stopping.append(asyncio.create_task(drain_and_exit()))
 
     for by in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(by, stop, by)

@@ -20,6 +20,8 @@ WRITER_QUEUE_MAX = 10_000
 WRITER_BATCH_MAX = 512
 WRITER_GATHER_US = 200
 COMMIT_TRIES_MAX = 3
+# A function that met another transaction's lock, deadlock or new key is run so often before its client hears of it.
+RACED_TRIES_MAX = 4
 BUSY_WAIT_MS_MAX = 10_000
 CHECKPOINT_PAGES = 1_000
 

@@ -17,6 +17,7 @@ import platformdirs
 from retoma.errors import Refused
 
 _PREFIX = "RETOMA_"
+_POSTGRES = ("postgresql://", "postgres://")
 # Read by other parts of Retoma, and no settings of a service.
 _OTHER_VARIABLES = {"RETOMA_FAILPOINT", "RETOMA_URL", "RETOMA_TOKEN", "RETOMA_SCRIPTED_TOKEN_MS"}
 _NOT_NEGATIVE = (
@@ -28,7 +29,9 @@ _NOT_NEGATIVE = (
     "idempotency_hours",
     "models_loaded",
     "snapshot_every_tokens",
+    "grace_s",
 )
+_LEASE_S_MIN = 1.0
 _SWITCH_PREFIXES = ("RETOMA_SCRIPTED_", "RETOMA_TEST_")
 
 
@@ -41,7 +44,7 @@ class Settings:
     """All settings of one instance."""
 
     data_dir: Path = _setting(Path(), "path", "where the store, the models and the snapshots live")
-    store: str = _setting("", "URL", "sqlite:///PATH; empty: retoma.db in the data directory")
+    store: str = _setting("", "URL", "sqlite:///PATH or postgresql://…; empty: retoma.db in the data dir")
     host: str = _setting("127.0.0.1", "address", "the address to listen on")
     port: int = _setting(8642, "port", "the port to listen on; 0 picks a free one")
     ready_file: str = _setting("", "path", "written with the base URL once requests are accepted")
@@ -55,6 +58,8 @@ class Settings:
     snapshot_every_tokens: int = _setting(0, "tokens", "take one after so many tokens; 0: when one pays")
     load_timeout_s: float = _setting(600.0, "seconds", "how long a model may take to load")
     stall_timeout_s: float = _setting(120.0, "seconds", "how long an engine may be silent before it is ended")
+    lease_s: float = _setting(10.0, "seconds", "how long a paused instance keeps its tasks from the others")
+    grace_s: float = _setting(0.0, "seconds", "how long a stopping service lets texts end before it hands them back")
     cancel_wait_s: float = _setting(5.0, "seconds", "how long a cancel request waits for the end of the task")
     queue_max: int = _setting(10_000, "tasks", "how many tasks may wait")
     idempotency_hours: float = _setting(24.0, "hours", "how long an idempotency key is remembered after it was used")
@@ -65,8 +70,15 @@ class Settings:
 
     @property
     def database(self) -> Path:
-        """The SQLite file."""
+        """The SQLite file; raises Refused where the store is none."""
+        if self.on_postgres:
+            raise Refused("this store is no file of this machine; use the database's own tools")
         return Path(self.store.removeprefix("sqlite:///")) if self.store else self.data_dir / "retoma.db"
+
+    @property
+    def on_postgres(self) -> bool:
+        """The store is a PostgreSQL database."""
+        return self.store.startswith(_POSTGRES)
 
     @property
     def engine_threads(self) -> int:
@@ -163,8 +175,11 @@ def _checked(settings: Settings) -> Settings:
             raise Refused(f"{name} = {getattr(settings, name)} is below 0")
     if settings.port > 65535:  # noqa: PLR2004 - the largest port
         raise Refused(f"port = {settings.port} is above 65535")
+    if settings.lease_s < _LEASE_S_MIN:
+        raise Refused(f"lease_s = {settings.lease_s} is below {_LEASE_S_MIN}")
     if settings.context_tokens < 16:  # noqa: PLR2004 - a prompt template alone needs that
         raise Refused(f"context_tokens = {settings.context_tokens} is below 16")
-    if settings.store and not settings.store.startswith("sqlite:///"):
-        raise Refused(f"store = {settings.store!r} is not supported; use sqlite:///PATH")
+    if settings.store and not settings.store.startswith(("sqlite:///", *_POSTGRES)):
+        scheme = settings.store.partition(":")[0]  # the rest may hold a password
+        raise Refused(f"store = {scheme}:… is not supported; use sqlite:///PATH or postgresql://USER@HOST/DATABASE")
     return settings

@@ -83,9 +83,14 @@ class _Thread:
         server = uvicorn.Server(config)
         loop = asyncio.get_running_loop()
 
-        def stop() -> None:
-            instance.begin_stop()
+        async def drain() -> None:
+            await instance.drain()
             server.should_exit = True
+
+        stopping: list[asyncio.Task[None]] = []
+
+        def stop() -> None:
+            stopping.append(asyncio.create_task(drain()))
 
         await instance.start()
         serving = asyncio.create_task(server.serve(sockets=[bound]))

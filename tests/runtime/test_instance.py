@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from retoma.blobs.models import ModelFiles
-from retoma.transactions.instances import declare_dead, read_instances_and_owners
+from retoma.errors import ShuttingDown
+from retoma.transactions.instances import DeclareDead, declare_dead, read_instances_and_owners
 from retoma.transactions.models import RegisterModel, read_model, register_model
 from retoma.transactions.read import read_task
 from tests.runtime.world import BOUND_S, World, running
@@ -65,7 +66,8 @@ def test_an_instance_that_was_declared_dead_begins_anew_and_its_text_goes_on(
             await world.tokens(task, 10)
             old = world.instance.instance_id
             rows, _ = await world.instance.read(read_instances_and_owners)
-            await asyncio.to_thread(world.store.transact, partial(declare_dead, seen=rows[0]))
+            dead = DeclareDead(rows[0].id, lock_is_free=True, boot_id=None)
+            await asyncio.to_thread(world.store.transact, partial(declare_dead, command=dead))
             assert await world.text(task) == expected
             assert world.instance.instance_id != old
             (restart,) = (await world.get(task)).body["task"]["restarts"]
@@ -184,3 +186,54 @@ def test_recovered_texts_are_all_continued_before_anything_new_is_claimed(tmp_pa
 
     tasks = asyncio.run(leave_behind())
     asyncio.run(find(tasks))
+
+
+def test_an_orderly_stop_parks_a_text_in_a_snapshot_and_the_next_start_goes_on_from_there(tmp_path: Path) -> None:
+    async def begin() -> tuple[str, str, int]:
+        async with running(tmp_path) as world:
+            expected = await world.text(await world.create(PROMPT))
+            task = await world.create(PROMPT)
+            await world.tokens(task, 10)
+            return expected, task, len(list((tmp_path / "snapshots" / task).glob("*.snap")))
+
+    async def go_on(task: str) -> tuple[str, dict[str, object]]:
+        async with running(tmp_path) as world:
+            text = await world.text(task)
+            (restart,) = (await world.get(task)).body["task"]["restarts"]
+            return text, restart
+
+    expected, task, snapshots_before = asyncio.run(begin())
+    assert len(list((tmp_path / "snapshots" / task).glob("*.snap"))) > snapshots_before
+    text, restart = asyncio.run(go_on(task))
+    assert text == expected
+    assert restart["path"] == "snapshot"
+
+
+def test_a_stopping_instance_lets_texts_end_within_its_grace_and_accepts_nothing_new(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path, grace_s=BOUND_S) as world:
+            task = await world.create(PROMPT)
+            await world.tokens(task, 5)
+            draining = asyncio.create_task(world.instance.drain())
+            await asyncio.sleep(0)
+            with pytest.raises(ShuttingDown):
+                await world.create("too late")
+            assert (await world.finished(task)).body["status"] == "completed"
+            await draining
+
+    asyncio.run(run())
+
+
+def test_a_second_signal_cuts_the_grace_short(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(tmp_path, grace_s=3600.0) as world:
+            task = await world.create(PROMPT)
+            await world.tokens(task, 5)
+            draining = asyncio.create_task(world.instance.drain())
+            await asyncio.sleep(0)
+            world.instance.begin_stop()
+            async with asyncio.timeout(BOUND_S):
+                await draining
+            assert (await world.get(task)).task.state == "running"
+
+    asyncio.run(run())

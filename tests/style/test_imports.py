@@ -24,6 +24,7 @@ CORE_MAY_IMPORT = {
     "json",
     "math",
     "re",
+    "sys",  # for the byte order
     "types",
     "typing",
     "retoma.errors",

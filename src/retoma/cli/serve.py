@@ -32,8 +32,9 @@ def _option(name: str, default: object, meaning: str) -> Callable[[Command], Com
     flag = name.replace("_", "-")
     if isinstance(default, bool):
         return click.option(f"--{flag}/--no-{flag}", name, default=None, help=f"{meaning[0].upper()}{meaning[1:]}.")
+    flags = [f"--{flag}", *([f"--{flag.removesuffix('-s')}"] if flag.endswith("-s") else [])]
     metavar = "N" if isinstance(default, int | float) else "TEXT"
-    return click.option(f"--{flag}", name, metavar=metavar, help=f"{meaning[0].upper()}{meaning[1:]}.")
+    return click.option(*flags, name, metavar=metavar, help=f"{meaning[0].upper()}{meaning[1:]}.")
 
 
 @click.command(epilog=example("retoma serve", "retoma serve --port 0 --ready-file /tmp/retoma.url --workers 4"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,11 +66,17 @@ def encode_event(event_type: str, seq: int, body: str) -> str:
 
 def pack_tokens(tokens: Iterable[int]) -> bytes:
     """Token ids as 4 bytes each, little-endian."""
-    return array("i", tokens).tobytes()
+    return _little_endian(array("i", tokens)).tobytes()
 
 
 def unpack_tokens(data: bytes) -> list[int]:
     """The reverse of `pack_tokens`."""
     tokens = array("i")
     tokens.frombytes(data)
-    return tokens.tolist()
+    return _little_endian(tokens).tolist()
+
+
+def _little_endian(tokens: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-LEASE_MS = 10_000
-RENEW_EVERY_MS = 2_000
-# An instance that has had no confirmed renewal for this long, by its own clock, stops before the others may take over.
-STOP_AFTER_MS = 7_000
+from dataclasses import dataclass
 
 
-def decide_dead(*, same_boot: bool, lock_is_free: bool, lease_until_boot_ms: int, now_boot_ms: int) -> bool:
-    """Dead: the machine was started anew since, its lock can be taken, or its lease has run out."""
-    return not same_boot or lock_is_free or lease_until_boot_ms < now_boot_ms
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The times of an instance's ownership, all of them parts of one length."""
+
+    lease_ms: int
+
+    @property
+    def renew_every_ms(self) -> int:
+        """Several renewals fit into one lease."""
+        return self.lease_ms // 5
+
+    @property
+    def renew_timeout_ms(self) -> int:
+        """How long one renewal may take."""
+        return self.lease_ms * 3 // 10
+
+    @property
+    def stop_after_ms(self) -> int:
+        """Without a confirmed renewal for this long, by its own clock, it stops: before the others may take over."""
+        return self.lease_ms * 7 // 10
 
 
-def decide_stop(*, confirmed_from_ms: int, now_ms: int) -> bool:
+def decide_dead(*, same_boot: bool, lock_is_free: bool, lease_until_ms: int, now_ms: int) -> bool:
+    """Dead: the machine was started anew since, its lock can be taken, or its lease has run out by the store's time."""
+    return not same_boot or lock_is_free or lease_until_ms < now_ms
+
+
+def decide_stop(lease: Lease, *, confirmed_from_ms: int, now_ms: int) -> bool:
     """True if the last confirmed renewal, counted from before it was sent, is too old to go on."""
-    return now_ms - confirmed_from_ms > STOP_AFTER_MS
+    return now_ms - confirmed_from_ms > lease.stop_after_ms

@@ -1,10 +1,10 @@
 """What the service and an engine's process say to each other: length-prefixed JSON over two pipes.
 
-Service → engine: `load` once, then `generate`, `cancel`, `stop`. Engine → service: `ready` or `load_failed`, then for
-each generation `started`, `output`…, `snapshot`…, and exactly one of `done`, `cancelled`, `failed`; `alive` at any time
-(while loading with an empty key), at least after every chunk of prompt, so that silence means something. `key` names
-the generation; the service picks a fresh one for each attempt, so that a late frame of an earlier attempt can't be
-taken for one of this.
+Service → engine: `load` once, then `generate`, `cancel`, `park`, `stop`. Engine → service: `ready` or `load_failed`,
+then for each generation `started`, `output`…, `snapshot`…, and exactly one of `done`, `cancelled`, `failed`; `alive` at
+any time (while loading with an empty key), at least after every chunk of prompt, so that silence means something. `key`
+names the generation; the service picks a fresh one for each attempt, so that a late frame of an earlier attempt can't
+be taken for one of this.
 """
 
 from __future__ import annotations
@@ -69,6 +69,14 @@ class Cancel:
     """Service: stop this generation within one batch."""
 
     kind: ClassVar[str] = "cancel"
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Service: write a snapshot at the next token, whatever it costs, then stop as for `cancel`."""
+
+    kind: ClassVar[str] = "park"
     key: str
 
 
@@ -185,6 +193,7 @@ Frame = (
     Load
     | Generate
     | Cancel
+    | Park
     | Stop
     | Ready
     | LoadFailed
@@ -199,7 +208,7 @@ Frame = (
 _KINDS: dict[str, type[Frame]] = {
     frame.kind: frame
     for frame in (
-        Load, Generate, Cancel, Stop,
+        Load, Generate, Cancel, Park, Stop,
         Ready, LoadFailed, Alive, Started, Output, SnapshotWritten, Done, Cancelled, Failed,
     )
 }  # fmt: skip

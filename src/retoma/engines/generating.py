@@ -14,7 +14,7 @@ from contextlib import closing
 from functools import partial
 
 from retoma.engines.checkpoints import Checkpoints
-from retoma.engines.contract import EngineSequence, Generation, LoadedModel
+from retoma.engines.contract import EngineSequence, Generation, Interrupted, LoadedModel
 from retoma.engines.frames import Alive, Done, Frame, Generate, Output, Started
 from retoma.engines.text import TextAssembler
 from retoma.failpoints import Failpoint, passing
@@ -42,6 +42,7 @@ class Generating:
         self._assembler = TextAssembler(request.stop)
         self._sequence: EngineSequence | None = None
         self._heard_s = time.monotonic()
+        self._sampling = self._parking = False
         self._steps = self._run()
 
     def step(self) -> bool:
@@ -55,6 +56,11 @@ class Generating:
         """Frees the place in the context."""
         self._steps.close()
 
+    def park(self) -> bool:
+        """From the next token on: write a snapshot and raise Interrupted. False: the prompt is not decoded yet."""
+        self._parking = True
+        return self._sampling
+
     def interrupt(self) -> None:
         """Called from another thread: makes the present step end early, with Interrupted."""
         if self._sequence is not None:
@@ -67,6 +73,7 @@ class Generating:
             reason = self._replay() or self._limit_reached(sequence)
             restored = None if reason else (yield from self._bring_back(sequence, checkpoints))
             self._tell(self._started(sequence, checkpoints, restored))
+            self._sampling = True
             while reason is None:
                 yield True
                 reason = self._next_token(sequence, checkpoints)
@@ -114,9 +121,11 @@ class Generating:
             return "stop"
         reason = self._limit_reached(sequence)
         if reason is None:
-            written = checkpoints.take(self._tokens)
+            written = checkpoints.take(self._tokens, at_any_cost=self._parking)
             if written is not None:
                 self._tell(written)
+            if self._parking:
+                raise Interrupted
             checkpoints.timed(partial(sequence.decode, token))
             self._stay_alive(sequence)
         return reason

@@ -33,6 +33,7 @@ from retoma.engines.frames import (
     Generate,
     Load,
     LoadFailed,
+    Park,
     Ready,
     Stop,
     read_frame,
@@ -108,6 +109,8 @@ class Worker:
                 self._waiting.append(frame)
             elif isinstance(frame, Cancel):
                 self._cancel(frame.key)
+            elif isinstance(frame, Park):
+                self._park(frame.key)
 
     def _cancel(self, key: str) -> None:
         """A key that is not known has had its last frame already."""
@@ -119,6 +122,12 @@ class Worker:
             generating.close()
         if generating is not None or was_waiting:
             self._send(Cancelled(key))
+
+    def _park(self, key: str) -> None:
+        """A text that has no token yet has nothing to park."""
+        generating = self._active.get(key)
+        if generating is None or not generating.park():
+            self._cancel(key)
 
     def _begin(self, generating: Generating) -> None:
         """Whoever comes later does not get the time that others have had before."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -25,8 +25,8 @@ from retoma.clock import Clock
 from retoma.core.events import EventDraft
 from retoma.core.output import Output
 from retoma.core.response import Ending, Usage
-from retoma.core.task import State
-from retoma.engines.frames import Alive, Done, Failed, Frame, Generate, SnapshotWritten, Started
+from retoma.core.task import OnRestart, State
+from retoma.engines.frames import Alive, Cancelled, Done, Failed, Frame, Generate, SnapshotWritten, Started
 from retoma.engines.frames import Output as OutputFrame
 from retoma.errors import (
     EngineCrashed,
@@ -102,14 +102,49 @@ class Tools:
     clock: Clock
     ids: Ids
     instance_id: Callable[[], str]
+    loadable: Callable[[], Awaitable[frozenset[str] | None]]
+    """The models that this instance can load, where its files are not everybody's; None: claim any task."""
 
 
 class Stopping(Enum):
     """Why an attempt is told to stop."""
 
     CANCELLED = "cancelled"
+    PARKED = "parked"
+    """The instance ends in good order: a snapshot is written and the text is left to whoever recovers it."""
     ABANDONED = "abandoned"
     """The task is not ours any more, or the instance ends: nothing more is written."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What came from the engine since the last commit."""
+
+    started: Started | None = None
+    text: str = ""
+    tokens: list[int] = field(default_factory=list[int])
+    snapshots: list[SnapshotWritten] = field(default_factory=list[SnapshotWritten])
+    end: Done | Failed | Cancelled | None = None
+
+
+def _gather(frames: list[Frame]) -> _Batch:
+    batch = _Batch()
+    for frame in frames:
+        match frame:
+            case Started():
+                batch.started = frame
+            case OutputFrame():
+                batch.text += frame.text
+                batch.tokens += frame.tokens
+            case SnapshotWritten():
+                batch.snapshots.append(frame)
+            case Done() | Failed() | Cancelled():
+                batch.end = frame
+            case Alive():
+                pass
+            case _:
+                raise AssertionError(f"an engine never sends {frame.kind} here")
+    return batch
 
 
 class Attempt:
@@ -138,6 +173,14 @@ class Attempt:
         if self._work is not None:
             self._work.cancel()
 
+    def park(self) -> None:
+        """Makes the attempt end soon, with a snapshot if the text can be continued from one."""
+        if self._generation is None or self._task.on_restart is not OnRestart.RESUME or self._stopping:
+            self.stop(Stopping.ABANDONED)
+            return
+        self._stopping = Stopping.PARKED
+        self._generation.park()
+
     async def run(self) -> None:
         """To the end of the attempt; never raises."""
         try:
@@ -162,7 +205,7 @@ class Attempt:
         error = None if work.cancelled() else work.exception()
         if self._generation is not None and (error is not None or work.cancelled()):
             await self._generation.stop()
-        if self._stopping is Stopping.ABANDONED:
+        if self._stopping in {Stopping.ABANDONED, Stopping.PARKED}:
             return
         if work.cancelled() or self._stopping is Stopping.CANCELLED:
             await self._confirm_cancel()
@@ -224,39 +267,24 @@ class Attempt:
                 return
 
     async def _take(self, generation: Generation, frames: list[Frame]) -> bool:
-        """Commits what these frames say, in their order; True at the end of the text."""
-        drafts: list[EventDraft] = []
-        text, tokens = "", list[int]()
-        snapshots: list[SnapshotWritten] = []
-        for frame in frames:
-            match frame:
-                case Started():
-                    await self._start(frame)
-                case OutputFrame():
-                    text, tokens = text + frame.text, tokens + frame.tokens
-                case SnapshotWritten():
-                    snapshots.append(frame)
-                case Done():
-                    generation.over()
-                    self._generation = None
-                    drafts = self._output.append(text, tokens, self._new_item_id())
-                    await self._finish(drafts, frame)
-                    return True
-                case Failed():
-                    generation.over()
-                    self._generation = None
-                    raise engine_error(frame.code, frame.message)
-                case Alive():
-                    pass
-                case _:
-                    raise AssertionError(f"an engine never sends {frame.kind} here")
-        assert text or not tokens, "tokens travel with their text"
-        if text:
-            drafts = self._output.append(text, tokens, self._new_item_id())
+        """Commits what these frames say; True at the end of the text, or once it is parked."""
+        batch = _gather(frames)
+        if batch.started is not None:
+            await self._start(batch.started)
+        if batch.end is not None:
+            generation.over()
+            self._generation = None
+        drafts = self._output.append(batch.text, batch.tokens, self._new_item_id()) if batch.text else []
+        if isinstance(batch.end, Done):
+            await self._finish(drafts, batch.end)
+            return True
+        if drafts:
             await self._append(drafts)
-        for snapshot in snapshots:
+        for snapshot in batch.snapshots:
             await self._register(snapshot)
-        return False
+        if isinstance(batch.end, Failed):
+            raise engine_error(batch.end.code, batch.end.message)
+        return batch.end is not None
 
     async def _start(self, frame: Started) -> None:
         command = Start(

@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+from retoma.errors import ShuttingDown
 from retoma.runtime.feed import Feed
-from retoma.store.contract import Outcome, Store, Tx
+from retoma.store.contract import Elsewhere, Outcome, Store, Tx
+from retoma.store.liveness import Liveness
 
 T = TypeVar("T")
 _READ_THREADS = 4
@@ -21,6 +23,7 @@ class AsyncStore:
     def __init__(self, store: Store, feed: Feed) -> None:
         self._store = store
         self._loop = asyncio.get_running_loop()
+        self._closed = False
         self._readers = ThreadPoolExecutor(_READ_THREADS, "retoma-read")
         store.listen(self._deliver, feed.wake)
 
@@ -40,21 +43,28 @@ class AsyncStore:
         return await future
 
     async def read(self, function: Callable[[Tx], T]) -> T:
-        """Runs a reading function on one consistent view."""
+        """Runs a reading function on one consistent view; raises ShuttingDown once the store is being closed."""
+        if self._closed:
+            raise ShuttingDown
         return await self._loop.run_in_executor(self._readers, self._store.read, function)
 
-    def changed_elsewhere(self) -> bool:
-        """See Store.changed_elsewhere."""
-        return self._store.changed_elsewhere()
+    def watch(self, on_elsewhere: Elsewhere) -> None:
+        """See Store.watch; told on the event loop."""
+        self._store.watch(on_elsewhere)
+
+    def liveness(self) -> Liveness:
+        """See Store.liveness; its methods block."""
+        return self._store.liveness()
 
     def problem(self) -> str | None:
         """See Store.problem."""
         return self._store.problem()
 
     async def close(self) -> None:
-        """Commits what is queued and closes."""
-        await self._loop.run_in_executor(self._readers, self._store.close)
-        self._readers.shutdown(wait=False)
+        """Lets the reads under way end, commits what is queued and closes."""
+        self._closed = True
+        await self._loop.run_in_executor(None, self._readers.shutdown)
+        await self._loop.run_in_executor(None, self._store.close)
 
 
 def _settle(future: asyncio.Future[T], outcome: Outcome) -> None:

@@ -57,6 +57,16 @@ class Catalog:
             f"no model named {wanted!r} is registered; `retoma models list` shows those that are", param="model"
         )
 
+    async def loadable(self) -> frozenset[str] | None:
+        """The models whose files are here; None on SQLite, where all instances see the same files.
+
+        A task whose model is on another host waits for that host; on one host a missing file fails the task instead.
+        """
+        if not self._settings.on_postgres:
+            return None
+        models = await self.list()
+        return frozenset(model.name for model in models if model is SCRIPTED or self._files.path(model.digest).exists())
+
     async def load_frame(self, name: str) -> Load:
         """How to load a model; raises ModelUnavailable or ModelCorrupt, each with what to do."""
         if name == SCRIPTED.name and self._settings.scripted:

@@ -22,6 +22,7 @@ from retoma.transactions.read import read_queue_head, read_states, read_task
 logger = logging.getLogger(__name__)
 _LOOK_EVERY_S = 2.0
 _ACTIVE_MAX = 1_000
+_PARK_S = 5.0
 
 
 class Dispatcher:
@@ -55,8 +56,21 @@ class Dispatcher:
         self._paused = False
         self.poke()
 
-    async def close(self) -> None:
-        """Stops all attempts and waits until they have stopped; their tasks are left to recovery."""
+    async def close(self, grace_s: float, hurry: asyncio.Event) -> None:
+        """Claims nothing more, lets texts end for a while, parks the others; their tasks are left to recovery.
+
+        `hurry` cuts the grace short.
+        """
+        self._paused = True
+        if grace_s and self._running:
+            hurried = asyncio.create_task(hurry.wait())
+            ended = asyncio.gather(*self._running.values(), return_exceptions=True)
+            await asyncio.wait([ended, hurried], timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+            hurried.cancel()
+        for attempt in self._attempts.values():
+            attempt.park()
+        if self._running:
+            await asyncio.wait(list(self._running.values()), timeout=_PARK_S)
         self.pause()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
 
@@ -100,7 +114,12 @@ class Dispatcher:
     async def _claimed(self) -> TaskRow | None:
         if not await self._tools.store.read(read_queue_head):
             return None  # a look costs no write lock
-        command = Claim(self._tools.instance_id(), self._tools.clock.wall_ms(), self._tools.ids.op_id())
+        command = Claim(
+            self._tools.instance_id(),
+            self._tools.clock.wall_ms(),
+            self._tools.ids.op_id(),
+            await self._tools.loadable(),
+        )
         return await self._tools.store.transact(partial(claim, command=command))
 
     def _begin(self, task: TaskRow) -> None:

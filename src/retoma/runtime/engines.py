@@ -12,7 +12,19 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from retoma.engines.frames import Alive, Cancel, Cancelled, Done, Failed, Frame, Generate, Load, LoadFailed, Ready
+from retoma.engines.frames import (
+    Alive,
+    Cancel,
+    Cancelled,
+    Done,
+    Failed,
+    Frame,
+    Generate,
+    Load,
+    LoadFailed,
+    Park,
+    Ready,
+)
 from retoma.engines.process import EngineProcess
 from retoma.errors import EngineCrashed, EngineError, EngineStalled, ModelCorrupt, ModelUnavailable, PromptTooLong
 
@@ -104,6 +116,11 @@ class Engine:
         frames = self._generations[key]
         return None if frames.empty() else frames.get_nowait()
 
+    def park(self, key: str) -> None:
+        """Asks for a snapshot at the next token and then the end; the frames of both come as any others."""
+        if self._process is not None:
+            self._process.send(Park(key))
+
     async def end(self, key: str) -> None:
         """Stops a generation, waits until the engine says so, and frees its place. An engine that doesn't is ended."""
         if key in self._generations and self._process is not None and not self.gone:
@@ -178,6 +195,10 @@ class Generation:
     def waiting(self) -> Frame | None:
         """A frame that is here already, or None."""
         return self._engine.waiting_frame(self._key)
+
+    def park(self) -> None:
+        """Asks for a snapshot at the next token and then the end."""
+        self._engine.park(self._key)
 
     async def stop(self) -> None:
         """Stops the engine's work on this text and waits until it has stopped."""

@@ -16,6 +16,7 @@ from retoma import limits
 from retoma.blobs.models import ModelFiles
 from retoma.blobs.snapshots import SnapshotFolder
 from retoma.clock import Clock
+from retoma.core.lease import Lease
 from retoma.core.task import State
 from retoma.errors import ShuttingDown, Unavailable
 from retoma.ids import Ids
@@ -41,7 +42,6 @@ from retoma.transactions.read import SeenResponse, read_log, read_response, read
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_WATCH_EVERY_S = 0.05
 _RECOVERING = "the service is still recovering what an earlier start left behind"
 LOCAL_CLIENT = Client(
     "cli_local",
@@ -100,7 +100,7 @@ class Instance:
         self._catalog = Catalog(self._store, models, settings)
         bounds = Bounds(settings.load_timeout_s, settings.stall_timeout_s)
         self._pool = EnginePool(bounds, settings.models_loaded, self._catalog.loaded)
-        self._membership = Membership(self._store, clock, ids, settings.data_dir / "instances")
+        self._membership = Membership(self._store, clock, ids, Lease(int(settings.lease_s * 1000)))
         tools = Tools(
             self._store,
             PooledEngines(self._pool, self._catalog),
@@ -108,12 +108,14 @@ class Instance:
             clock,
             ids,
             lambda: self._membership.instance_id,
+            self._catalog.loadable,
         )
         self._dispatcher = Dispatcher(tools, settings.workers)
         self._recovery = Recovery(self._store, self._membership, clock, ids, can_work=settings.workers > 0)
         self._housekeeping = Housekeeping(self._store, snapshots, models, clock, settings)
         self._loops: list[asyncio.Task[None]] = []
         self._started = self._stopping = False
+        self._hurry = asyncio.Event()
         self._unchecked = 0
 
     @property
@@ -130,19 +132,27 @@ class Instance:
         self._spawn(self._membership.run())
         await self._recovery.look()
         self._dispatcher.poke()
-        for loop in (self._dispatcher.run, self._recovery.run, self._housekeeping.run, self._watch):
+        for loop in (self._dispatcher.run, self._recovery.run, self._housekeeping.run):
             self._spawn(loop())
+        self._store.watch(self._changed_elsewhere)
         self._started = True
 
     def begin_stop(self) -> None:
-        """From now on nothing is accepted and open streams end."""
+        """From now on nothing is accepted. A second call ends the grace that running texts have."""
+        if self._stopping:
+            self._hurry.set()
         self._stopping = True
+
+    async def drain(self) -> None:
+        """Lets running texts end for the time that the settings give them, parks the others, then ends open streams."""
+        self.begin_stop()
+        await self._dispatcher.close(self._settings.grace_s, self._hurry)
         self._feed.close()
 
     async def stop(self) -> None:
-        """Stops working; unfinished tasks are left to the next start's recovery."""
-        self.begin_stop()
-        await self._dispatcher.close()
+        """Ends everything; unfinished tasks are left to recovery, by the next start or another instance."""
+        if not self._feed.closed:
+            await self.drain()
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
@@ -259,13 +269,15 @@ class Instance:
         except (TimeoutError, ShuttingDown):
             return
 
-    async def _watch(self) -> None:
-        """Notices what other processes commit on this store, fifty milliseconds late at the most."""
-        while True:
-            await asyncio.sleep(_WATCH_EVERY_S)
-            if self._recovery.others_live and self._store.changed_elsewhere():
-                self._feed.wake_all()
-                self._dispatcher.poke()
+    def _changed_elsewhere(self, task_ids: frozenset[str] | None) -> None:
+        """Another process has committed; without names, which SQLite can't give, perhaps only this one has."""
+        if task_ids is not None:
+            self._feed.wake(task_ids)
+        elif self._recovery.others_live:
+            self._feed.wake_all()
+        else:
+            return
+        self._dispatcher.poke()
 
     def _spawn(self, loop: Coroutine[Any, Any, None]) -> None:
         self._loops.append(asyncio.create_task(loop))

@@ -1,111 +1,67 @@
 """Membership: how an instance shows that it lives, and how it learns that the others think it dead.
 
-It holds a lock on a file, which the system frees at the very moment the process ends, and a lease in the store, which
-it renews. The lock makes a take-over quick, the lease makes one possible when a process is only paused. Neither decides
-whether a write is right: that is the fencing token's work. An instance that can't confirm a renewal in time, counted on
-its own clock from before it was sent, pauses its protected work by itself; silence is never taken for ownership
-(S-006).
+It holds a lock (store/liveness.py), which the system frees at the very moment the process ends, and a lease in the
+store, counted by the store's time, which it renews. The lock makes a take-over quick, the lease makes one possible when
+a process is only paused. Neither decides whether a write is right: that is the fencing token's work. An instance that
+can't confirm a renewal in time, counted on its own clock from before it was sent, pauses its protected work by itself;
+silence is never taken for ownership (S-006).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import logging
 import os
 import platform
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from retoma.clock import Clock
-from retoma.core import lease
-from retoma.core.lease import decide_dead, decide_stop
+from retoma.core.lease import Lease, decide_dead, decide_stop
 from retoma.errors import Unavailable
 from retoma.ids import Ids
 from retoma.runtime.bridge import AsyncStore
 from retoma.store.rows import InstanceRow
-from retoma.transactions.instances import Register, register, renew
+from retoma.transactions.instances import DeclareDead, Register, register, renew
 
 logger = logging.getLogger(__name__)
-_RENEW_TIMEOUT_S = 3.0
-
-
-class LockFile:
-    """An exclusive lock for the life of the process. Children do not inherit it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def release(self) -> None:
-        """Frees the lock and removes the file."""
-        self.path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            os.close(self._fd)
-
-
-def is_free(path: Path) -> bool:
-    """True if no living process holds this lock."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    else:
-        return True
-    finally:
-        os.close(fd)
 
 
 class Membership:
     """This process's place among the instances."""
 
-    def __init__(self, store: AsyncStore, clock: Clock, ids: Ids, folder: Path) -> None:
+    def __init__(self, store: AsyncStore, clock: Clock, ids: Ids, lease: Lease) -> None:
         self._store = store
         self._clock = clock
         self._ids = ids
-        self._folder = folder
-        self._lock: LockFile | None = None
+        self._lease = lease
+        self._liveness = store.liveness()
         self._confirmed_from_ms = 0
         self.instance_id = ""
         self.on_fenced: Callable[[], None] = lambda: None
         self.on_confirmed: Callable[[], None] = lambda: None
         self._fenced = False
 
-    def lock_path(self, instance_id: str) -> Path:
-        """Where an instance's lock lies."""
-        return self._folder / f"{instance_id}.lock"
-
     async def join(self) -> None:
         """Takes a new name, its lock, then its row; raises Unavailable."""
         instance_id = self._ids.new("inst")
-        lock = LockFile(self.lock_path(instance_id))
+        await asyncio.to_thread(self._liveness.hold, instance_id)
         sent_at = self._clock.boot_ms()
         command = Register(
             instance_id,
             platform.node(),
             self._clock.boot_id(),
             os.getpid(),
-            sent_at + lease.LEASE_MS,
+            self._lease.lease_ms,
             self._clock.wall_ms(),
         )
         await self._store.transact(partial(register, command=command))
-        old, self._lock = self._lock, lock
-        if old is not None:
-            old.release()
         self.instance_id, self._confirmed_from_ms = instance_id, sent_at
 
     async def run(self) -> None:
         """Renews for ever."""
         while True:
-            await asyncio.sleep(lease.RENEW_EVERY_MS / 1000)
+            await asyncio.sleep(self._lease.renew_every_ms / 1000)
             try:
                 await self.renew()
             except Exception:
@@ -114,15 +70,16 @@ class Membership:
     async def renew(self) -> None:
         """One renewal. Pauses the instance when it can't be confirmed, lets it go on when it is."""
         sent_at = self._clock.boot_ms()
-        until = sent_at + lease.LEASE_MS
         try:
-            async with asyncio.timeout(_RENEW_TIMEOUT_S):
+            async with asyncio.timeout(self._lease.renew_timeout_ms / 1000):
+                # A lock that can't be held any more is no renewal either: the others may see it free.
+                await asyncio.to_thread(self._liveness.hold, self.instance_id)
                 alive = await self._store.transact(
-                    partial(renew, instance_id=self.instance_id, lease_until_boot_ms=until)
+                    partial(renew, instance_id=self.instance_id, lease_ms=self._lease.lease_ms)
                 )
         except (TimeoutError, Unavailable) as error:
             logger.warning("the lease was not renewed: %s", error or "no answer in time")
-            if decide_stop(confirmed_from_ms=self._confirmed_from_ms, now_ms=self._clock.boot_ms()):
+            if decide_stop(self._lease, confirmed_from_ms=self._confirmed_from_ms, now_ms=self._clock.boot_ms()):
                 self._fence("its lease can't be renewed")
             return
         if not alive:
@@ -140,20 +97,28 @@ class Membership:
             self._fenced = True
             self.on_fenced()
 
-    def is_dead(self, other: InstanceRow) -> bool:
-        """Whether another instance's tasks may be taken over."""
-        if other.state == "dead":
-            return True
-        same_host = other.host == platform.node()
-        return decide_dead(
-            same_boot=other.boot_id == self._clock.boot_id(),
-            lock_is_free=same_host and is_free(self.lock_path(other.id)),
-            lease_until_boot_ms=other.lease_until_boot_ms,
-            now_boot_ms=self._clock.boot_ms(),
+    async def signs_of_death(self, other: InstanceRow, store_now_ms: int) -> DeclareDead | None:
+        """What speaks for an instance's death, for `declare_dead` to judge by its row once more; None: it lives.
+
+        `store_now_ms` is the store's time.
+        """
+        signs = DeclareDead(
+            other.id,
+            lock_is_free=other.state == "dead" or await asyncio.to_thread(self._liveness.is_free, other.id),
+            boot_id=self._clock.boot_id() if self._liveness.one_machine else None,
         )
+        dead = decide_dead(
+            same_boot=signs.boot_id in {None, other.boot_id},
+            lock_is_free=signs.lock_is_free,
+            lease_until_ms=other.lease_until_ms,
+            now_ms=store_now_ms,
+        )
+        return signs if dead else None
+
+    async def forget(self, dead_id: str) -> None:
+        """Removes what is left of a dead instance's lock."""
+        await asyncio.to_thread(self._liveness.forget, dead_id)
 
     def leave(self) -> None:
         """Frees the lock: the others may take over at once."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self._liveness.release()

@@ -18,6 +18,8 @@ from retoma.errors import Unavailable
 from retoma.ids import Ids
 from retoma.runtime.bridge import AsyncStore
 from retoma.runtime.membership import Membership
+from retoma.store.contract import Tx
+from retoma.store.rows import InstanceRow
 from retoma.transactions.instances import (
     declare_dead,
     leave,
@@ -57,14 +59,14 @@ class Recovery:
         """One look at all instances; how many tasks were moved."""
         me = self._membership.instance_id
         # One view: an owner without a row in it is truly gone, because a row comes before any task.
-        rows, owners = await self._store.read(read_instances_and_owners)
+        rows, owners, store_now_ms = await self._store.read(_look_around)
         instances = [row for row in rows if row.id != me]
-        dead = [row for row in instances if self._membership.is_dead(row)]
-        self.others_live = len(dead) < len(instances)
+        signs = await asyncio.gather(*(self._membership.signs_of_death(row, store_now_ms) for row in instances))
+        self.others_live = None in signs
         moved = 0
-        for row in dead:
-            if await self._store.transact(partial(declare_dead, seen=row)):
-                moved += await self._take_over(row.id)
+        for command in filter(None, signs):
+            if await self._store.transact(partial(declare_dead, command=command)):
+                moved += await self._take_over(command.instance_id)
         known = {row.id for row in instances} | {me}
         for owner in owners:
             if owner not in known:  # its row is gone, by another rescuer's hand or an older fault
@@ -85,7 +87,7 @@ class Recovery:
             if not any(results):
                 break
         if not left and await self._store.transact(partial(leave, instance_id=dead_id)):
-            self._membership.lock_path(dead_id).unlink(missing_ok=True)
+            await self._membership.forget(dead_id)
         return moved
 
     async def _recover(self, task_id: str, dead_id: str) -> bool:
@@ -98,3 +100,7 @@ class Recovery:
             self._can_work,
         )
         return await self._store.transact(partial(recover, command=command)) is not None
+
+
+def _look_around(tx: Tx) -> tuple[list[InstanceRow], list[str], int]:
+    return *read_instances_and_owners(tx), tx.now_ms()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from retoma.failpoints import Failpoint
+from retoma.store.liveness import Liveness
 from retoma.store.statements import Statement
 
 T = TypeVar("T")
@@ -27,6 +28,13 @@ class Tx(Protocol):
 
     def execute(self, statement: Statement, params: Mapping[str, Value]) -> int:
         """Carries out a statement; the number of rows it changed."""
+        ...
+
+    def now_ms(self) -> int:
+        """The store's time, for leases; the same clock for every instance, and of no meaning outside of it.
+
+        SQLite: milliseconds since the machine started, suspended time included. PostgreSQL: the server's clock.
+        """
         ...
 
     def wake(self, task_id: str) -> None:
@@ -51,6 +59,8 @@ Deliver = Callable[[Callable[[], None]], None]
 """Runs a function where the store's listeners live, e.g. on an event loop; called once per commit."""
 OnCommit = Callable[[frozenset[str]], None]
 """Told, once per commit, which tasks changed."""
+Elsewhere = Callable[[frozenset[str] | None], None]
+"""Told which tasks another process has changed; None: any of them may have."""
 
 
 class Store(Protocol):
@@ -77,8 +87,16 @@ class Store(Protocol):
         """From now on settle and report commits through `deliver`."""
         ...
 
-    def changed_elsewhere(self) -> bool:
-        """True if another process has committed since the last call; cheap enough to ask fifty times a second."""
+    def watch(self, on_elsewhere: Elsewhere) -> None:
+        """From now on, until it closes, report what other processes commit, through `deliver` like own commits.
+
+        Best effort, within a tenth of a second as a rule: a report may be lost, be doubled or (None, on SQLite) be of
+        this process's own commits. Asked once.
+        """
+        ...
+
+    def liveness(self) -> Liveness:
+        """The locks by which the instances on this store show that they live; the caller releases them."""
         ...
 
     def problem(self) -> str | None:

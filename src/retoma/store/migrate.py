@@ -8,55 +8,21 @@ lock.
 
 from __future__ import annotations
 
-import hashlib
-import re
-from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import apsw
 
-from retoma.errors import Refused
+from retoma.errors import Refused, RetomaError
 from retoma.store import sqlite
+from retoma.store.schema import COMPATIBILITY as _COMPATIBILITY
+from retoma.store.schema import SCHEMA_VERSION, Migration, Schema, migrations_for, refuse_newer
 
-SCHEMA_VERSION = 1
 APPLICATION_ID = 0x52544D41  # "RTMA", so that another program's database is never taken for ours
-_FILE = re.compile(r"^(\d{4})_(\w+)\.sqlite\.sql$")
-# Per schema version: the oldest schema version whose release may still read, and write, such a store.
-_COMPATIBILITY = {1: (1, 1)}
-
-
-@dataclass(frozen=True, slots=True)
-class Migration:
-    """One step of the schema."""
-
-    version: int
-    name: str
-    sql: str
-
-    @property
-    def checksum(self) -> str:
-        """Of the text, so that a changed migration is noticed."""
-        return hashlib.sha256(self.sql.encode()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Schema:
-    """What a store says of itself; version 0 is an empty file."""
-
-    version: int
-    oldest_reader: int
-    oldest_writer: int
 
 
 def migrations() -> list[Migration]:
     """All of this release, in order."""
-    found = [
-        Migration(int(match[1]), match[2], file.read_text())
-        for file in (resources.files("retoma.store") / "migrations").iterdir()
-        if (match := _FILE.match(file.name))
-    ]
-    return sorted(found, key=lambda migration: migration.version)
+    return migrations_for("sqlite")
 
 
 def read_schema(connection: apsw.Connection) -> Schema:
@@ -75,11 +41,7 @@ def read_schema(connection: apsw.Connection) -> Schema:
 
 def require_readable(schema: Schema, path: Path) -> None:
     """Raises Refused if this release can't work on the store."""
-    if schema.oldest_writer > SCHEMA_VERSION or schema.oldest_reader > SCHEMA_VERSION:
-        raise Refused(
-            f"{path} has schema {schema.version}, which needs a newer Retoma than this one (schema {SCHEMA_VERSION}); "
-            "upgrade Retoma or restore a backup; nothing was changed"
-        )
+    refuse_newer(schema, path, SCHEMA_VERSION)
 
 
 def prepare(path: Path, now_ms: int) -> Schema:
@@ -102,15 +64,29 @@ def prepare(path: Path, now_ms: int) -> Schema:
 
 
 def _look(path: Path) -> None:
-    """Reads the schema without opening the file for writing, so that a refused one keeps its bytes."""
+    """Reads the schema without opening the file for writing, so that a refused one keeps its bytes and its folder.
+
+    A reader of a store in WAL mode makes a WAL where there was none. So a file without one is read as if nobody could
+    write to it, and again in the usual way if what was found may come from a writer that has just appeared.
+    """
+    wal = path.with_name(f"{path.name}-wal")
+    alone = not wal.exists()
     try:
-        connection = sqlite.open_connection(path, read_only=True)
-        try:
-            require_readable(read_schema(connection), path)
-        finally:
-            connection.close()
+        _look_once(path, immutable=alone)
+    except RetomaError:
+        if not alone or not wal.exists():
+            raise
+        _look_once(path, immutable=False)
+
+
+def _look_once(path: Path, *, immutable: bool) -> None:
+    connection = sqlite.open_connection(path, read_only=True, immutable=immutable)
+    try:
+        require_readable(read_schema(connection), path)
     except apsw.Error as error:
         raise sqlite.translate(error, path) from error
+    finally:
+        connection.close()
 
 
 def _migrate(connection: apsw.Connection, path: Path, schema: Schema, now_ms: int) -> None:

@@ -84,7 +84,8 @@ class InstanceRow:
     host: str
     boot_id: str
     pid: int
-    lease_until_boot_ms: int
+    lease_until_ms: int
+    """By the store's time (Tx.now_ms)."""
     state: str
     registered_at_ms: int
 

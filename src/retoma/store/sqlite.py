@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -20,8 +20,11 @@ import apsw
 from retoma import limits
 from retoma.errors import Conflict, Refused, RetomaError, StoreFull, StoreUnavailable
 from retoma.failpoints import Failpoint
-from retoma.store.contract import Deliver, OnCommit, Outcome, Row, Settle, Tx, Value
+from retoma.store.contract import Deliver, Elsewhere, OnCommit, Outcome, Row, Settle, Tx, Value
 from retoma.store.dialect import SQLITE
+from retoma.store.liveness import FileLiveness, Liveness
+from retoma.store.new_file import new_file
+from retoma.store.poll import Poll
 from retoma.store.statements import Statement
 from retoma.store.writer import CommitUnknown, Writer
 
@@ -69,13 +72,16 @@ def _wait_briefly(tries: int) -> bool:
     return tries < CHECKPOINT_TRIES_MAX and _wait_for_lock(tries)
 
 
-def open_connection(path: Path, *, read_only: bool = False, vfs: str | None = None) -> apsw.Connection:
+def open_connection(
+    path: Path, *, read_only: bool = False, immutable: bool = False, vfs: str | None = None
+) -> apsw.Connection:
     """A connection with every setting that the guarantees rest on; raises Unavailable or Refused.
 
-    `vfs` names another file layer than the system's, for tests that record or fail its calls.
+    `immutable`: reads the file alone and makes no others, so nobody may be writing to it. `vfs` names another file
+    layer than the system's, for tests that record or fail its calls.
     """
     require_safe_library(apsw.sqlite_lib_version())
-    mode = "ro" if read_only else "rwc"
+    mode = "ro&immutable=1" if immutable else "ro" if read_only else "rwc"
     try:
         connection = apsw.Connection(
             f"file:{quote(str(path))}?mode={mode}",
@@ -85,7 +91,7 @@ def open_connection(path: Path, *, read_only: bool = False, vfs: str | None = No
     except apsw.Error as error:
         raise translate(error, path) from error
     try:
-        _configure(connection, read_only=read_only)
+        _configure(connection, read_only=read_only or immutable)
     except apsw.Error as error:
         connection.close()
         raise translate(error, path) from error
@@ -96,7 +102,7 @@ def _configure(connection: apsw.Connection, *, read_only: bool) -> None:
     connection.set_busy_handler(_wait_for_lock)
     if not read_only:
         # Readers see one state while the writer writes, and a commit is one append.
-        connection.execute("PRAGMA journal_mode = WAL")
+        _enter_wal_mode(connection)
     # FULL: COMMIT returns after the fsync; NORMAL loses acknowledged tasks when power fails.
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
@@ -113,6 +119,23 @@ def find_integrity_problems(connection: apsw.Connection) -> list[str]:
         place = "a row" if rowid is None else f"row {rowid}"
         found.append(f"{place} of {table} refers to a row of {parent} that is not there")
     return found
+
+
+def _enter_wal_mode(connection: apsw.Connection) -> None:
+    """Waits by itself: of two processes that open a new file at once, SQLite refuses one without asking the handler.
+
+    Both hold a shared lock by then and want it alone, so that either would wait for the other for ever.
+    """
+    deadline_s = time.monotonic() + limits.BUSY_WAIT_MS_MAX / 1_000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except apsw.BusyError:
+            if time.monotonic() > deadline_s:
+                raise
+            _wait_for_lock(0)
+        else:
+            return
 
 
 class SqliteTx:
@@ -142,6 +165,10 @@ class SqliteTx:
         """Rows changed."""
         self.rows(statement, params)
         return self._connection.changes()
+
+    def now_ms(self) -> int:
+        """The machine's boot clock: a changed wall clock does not move it."""
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
     def wake(self, task_id: str) -> None:
         """Remembered until the commit."""
@@ -257,6 +284,7 @@ class SqliteStore:
         self._watch_lock = Lock()
         self._watcher = open_connection(path, read_only=True)
         self._seen_version = self._data_version()
+        self._poll: Poll | None = None
 
     def _connect(self) -> SqliteWriteConnection:
         self._write_connection = SqliteWriteConnection(self.path)
@@ -315,6 +343,14 @@ class SqliteStore:
         except apsw.Error as error:
             raise translate(error, self.path) from error
 
+    def watch(self, on_elsewhere: Elsewhere) -> None:
+        """See Store.watch."""
+        self._poll = Poll(self.changed_elsewhere, lambda: self._writer.deliver(lambda: on_elsewhere(None)))
+
+    def liveness(self) -> Liveness:
+        """See Store.liveness."""
+        return FileLiveness(self.path.absolute().parent / "instances")
+
     def changed_elsewhere(self) -> bool:
         """Compares the file's change counter; this process's own commits raise it too, which only costs a look."""
         with self._watch_lock:
@@ -341,8 +377,19 @@ class SqliteStore:
         finally:
             connection.close()
 
+    def backup(self, path: Path) -> None:
+        """A copy of the last committed state, durable when this returns; no writer waits. Raises as `new_file`."""
+        with new_file(path) as staged, closing(open_connection(self.path, read_only=True)) as source:
+            try:
+                with closing(apsw.Connection(str(staged))) as copy, copy.backup("main", source, "main") as backup:
+                    backup.step()  # all pages in one step: from one state, whoever writes meanwhile
+            except apsw.Error as error:
+                raise translate(error, path) from error
+
     def close(self) -> None:
         """See Store.close."""
+        if self._poll is not None:
+            self._poll.close()
         self._writer.close()
         for connection in [*self._reader_connections, self._watcher]:
             with suppress(apsw.Error):

@@ -41,6 +41,15 @@ class CommitUnknown(RetomaError):
     """COMMIT reported an error; the transaction may or may not be there."""
 
 
+class Raced(RetomaError):
+    """Another transaction was in the way and this one is undone; run again it finds what the other did."""
+
+    def __init__(self, otherwise: RetomaError) -> None:
+        super().__init__(otherwise.message)
+        self.otherwise = otherwise
+        """What to answer when it happens every time."""
+
+
 class WriteConnection(Protocol):
     """What the writer needs of a driver. Every method raises Unavailable for an operating error."""
 
@@ -113,12 +122,30 @@ def _call(listener: Callable[[T], object], argument: T) -> None:
         logger.exception("a listener of the store failed")
 
 
-class Writer:
-    """Group commit over one connection."""
+class Waiting:
+    """The functions that wait to be written; several writers may share them."""
 
-    def __init__(self, connect: Callable[[], WriteConnection]) -> None:
+    def __init__(self) -> None:
+        self.items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+
+
+class Writer:
+    """Group commit over one connection.
+
+    On a database that has many writers at once and groups their commits by itself, use several, with one `waiting`
+    between them and `batch_max` 1: rows of several tasks that are locked in one transaction can be deadlocked.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], WriteConnection],
+        *,
+        batch_max: int | None = None,
+        waiting: Waiting | None = None,
+    ) -> None:
         self._connect = connect
-        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._batch_max = batch_max
+        self._queue = (waiting or Waiting()).items
         self._closing = False
         self._lock = threading.Lock()
         self._last_batch = 0
@@ -126,6 +153,8 @@ class Writer:
         self.deliver: Deliver = _run_here
         self.on_commit: OnCommit = _ignore
         self.problem: str | None = None
+        self.settled_ns = 0
+        """When the last batch came to its end, on a clock that only rises."""
         self.commits = 0
         self.committed_items = 0
         self._thread = threading.Thread(target=self._run, name="retoma-writer", daemon=True)
@@ -144,17 +173,22 @@ class Writer:
         if error is not None:
             settle(Outcome(error=error))
 
-    def close(self) -> None:
-        """Commits what is queued and ends the thread."""
+    def begin_close(self) -> None:
+        """Takes nothing more and ends after what is queued; of writers that share it, all begin before one closes."""
         with self._lock:
             if not self._closing:
                 self._closing = True
                 self._queue.put(None)
+
+    def close(self) -> None:
+        """Commits what is queued and ends the thread."""
+        self.begin_close()
         self._thread.join()
 
     def _run(self) -> None:
         while (batch := self._next_batch()) is not None:
             self._write(batch)
+            self.settled_ns = time.monotonic_ns()
             self._announce(batch)
             if self._connection is not None:
                 self._connection.after_batch()
@@ -168,7 +202,7 @@ class Writer:
         if self._last_batch > 1 and self._queue.qsize() + 1 < self._last_batch:
             time.sleep(limits.WRITER_GATHER_US / 1e6)
         batch = [first]
-        while len(batch) < limits.WRITER_BATCH_MAX:
+        while len(batch) < (self._batch_max or limits.WRITER_BATCH_MAX):
             try:
                 item = self._queue.get_nowait()
             except queue.Empty:
@@ -214,6 +248,15 @@ class Writer:
 
     @staticmethod
     def _run_item(connection: WriteConnection, item: _Item) -> None:
+        for _ in range(limits.RACED_TRIES_MAX):
+            if not isinstance(Writer._try_item(connection, item), Raced):
+                return
+        raced = item.outcome.error
+        assert isinstance(raced, Raced)
+        item.outcome = Outcome(error=raced.otherwise)
+
+    @staticmethod
+    def _try_item(connection: WriteConnection, item: _Item) -> BaseException | None:
         tx = connection.tx
         tx.woken, tx.points = set(), []
         connection.savepoint()
@@ -226,6 +269,7 @@ class Writer:
         else:
             connection.release()
             item.woken, item.points = frozenset(tx.woken), tuple(tx.points)
+        return item.outcome.error
 
     def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None

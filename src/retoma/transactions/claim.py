@@ -22,10 +22,14 @@ class Claim:
     instance_id: str
     now_ms: int
     op_id: str
+    models: frozenset[str] | None = None
+    """Those that the instance can load, where its files are not everybody's; None: every model."""
 
 
 def claim(tx: Tx, command: Claim) -> TaskRow | None:
-    """Moves the first task of the queue to `loading` under a new fencing token; None when nothing waits.
+    """Moves the first task of the queue that this instance can work on to `loading` under a new fencing token.
+
+    None when nothing such waits.
 
     Driven again, it returns the same task, which a client may have made `cancelling` meanwhile.
 
@@ -34,7 +38,8 @@ def claim(tx: Tx, command: Claim) -> TaskRow | None:
     """
     if (again := _claimed_before(tx, command)) is not None:
         return again
-    first = log.lock_first_queued(tx)
+    models = command.models
+    first = log.lock_first_queued(tx) if models is None else log.lock_first_queued_of(tx, models)
     if first is None:
         return None
     task = log.lock_task(tx, first)

@@ -13,6 +13,7 @@ from retoma.core.response import Ending, build_response
 from retoma.core.task import WIRE_STATUS, Command, State
 from retoma.core.transitions import TRANSITIONS, next_state
 from retoma.errors import LeaseLost, NotFound
+from retoma.limits import PAGE_ITEMS_MAX
 from retoma.store.contract import Tx
 from retoma.store.rows import TaskRow
 from retoma.store.statements import statement
@@ -20,6 +21,8 @@ from retoma.store.statements import statement
 LOCK = statement("tasks.lock")
 READ_STATE = statement("tasks.state")
 FIRST_QUEUED = statement("tasks.first_queued")
+QUEUED_AFTER = statement("tasks.queued_after")
+LOCK_QUEUED = statement("tasks.lock_queued")
 QUEUE_LENGTH = statement("tasks.queue_length")
 MOVE = statement("tasks.move")
 INSERT_EVENT = statement("task_events.insert")
@@ -39,6 +42,20 @@ def lock_first_queued(tx: Tx) -> str | None:
     """The id at the head of the queue, locked where the database locks rows; None when nothing waits."""
     row = tx.row(FIRST_QUEUED, {})
     return row[0] if row else None
+
+
+def lock_first_queued_of(tx: Tx, models: frozenset[str]) -> str | None:
+    """As `lock_first_queued`, of the tasks with one of these models.
+
+    The queue is read in pages without locks, so that instances with different models don't hide it from each other.
+    """
+    priority, last = -(2**62), ""
+    while page := tx.rows(QUEUED_AFTER, {"priority": priority, "id": last, "limit": PAGE_ITEMS_MAX}):
+        for _, task_id, model in page:
+            if model in models and tx.row(LOCK_QUEUED, {"id": task_id}) == (State.QUEUED,):
+                return task_id
+        priority, last, _ = page[-1]
+    return None
 
 
 def queue_length(tx: Tx, limit: int) -> int:
@@ -70,14 +87,13 @@ def lock_for(tx: Tx, task_id: str, command: Command, op_id: str, fencing_token: 
     """
     task = lock_task(tx, task_id)
     owned = fencing_token is None or task.fencing_token == fencing_token
-    if owned and (task.state, command) in TRANSITIONS:
-        return task
-    if was_applied(tx, task_id, op_id):
+    allowed = (task.state, command) in TRANSITIONS
+    if not (owned and allowed) and was_applied(tx, task_id, op_id):
         return None
     if not owned:
         raise LeaseLost(f"{task_id} is held under fencing token {task.fencing_token}, not {fencing_token}")
     next_state(task.state, command)
-    raise AssertionError("unreachable")
+    return task
 
 
 def moved(task: TaskRow, command: Command, now_ms: int, **changes: Any) -> TaskRow:

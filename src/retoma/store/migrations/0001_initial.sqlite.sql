@@ -50,7 +50,7 @@ CREATE TABLE instances (
     boot_id TEXT NOT NULL,
     pid INTEGER NOT NULL,
     -- Counted on the machine's boot clock, which a changed wall clock does not move.
-    lease_until_boot_ms INTEGER NOT NULL,
+    lease_until_ms INTEGER NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('alive', 'dead')),
     registered_at_ms INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;

@@ -58,6 +58,21 @@ ORDER BY priority, id
 LIMIT 1
 $SKIP_LOCKED;
 
+-- name: queued_after
+-- A page of the queue with the models, by the partial index tasks_queue, for who can't take every model; not locked.
+SELECT priority, id, model
+FROM tasks
+WHERE state = 'queued' AND (priority > :priority OR priority = :priority AND id > :id)
+ORDER BY priority, id
+LIMIT :limit;
+
+-- name: lock_queued
+-- The state of one task, locked, by primary key; nothing if another instance is claiming it.
+SELECT state
+FROM tasks
+WHERE id = :id
+$SKIP_LOCKED;
+
 -- name: active
 -- What an instance works on, by the partial index tasks_active; at most a few more than it has workers.
 SELECT id, state
