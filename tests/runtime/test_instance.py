@@ -237,3 +237,29 @@ def test_a_second_signal_cuts_the_grace_short(tmp_path: Path) -> None:
             assert (await world.get(task)).task.state == "running"
 
     asyncio.run(run())
+
+
+def test_an_attempt_that_is_stopped_after_its_engines_last_frame_waits_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is full while a whole short text arrives at once; the engine has forgotten the text by then."""
+    monkeypatch.setenv("RETOMA_SCRIPTED_TOKEN_MS", "0")
+    monkeypatch.setenv("RETOMA_SCRIPTED_TOKENS", "3")
+    monkeypatch.setenv("RETOMA_SCRIPTED_LOAD_MS", "400")
+
+    async def run() -> None:
+        async with running(tmp_path, stall_timeout_s=600.0) as world:
+            task = await world.create(PROMPT)
+            async for _ in world.instance.follow(task, -1):
+                if (await world.get(task)).task.state == "loading":
+                    break
+            world.store.full = True
+            async with asyncio.timeout(BOUND_S):
+                while world.store.refused < 3:  # noqa: ASYNC110 - the fault is counted, not announced
+                    await asyncio.sleep(0.005)
+            world.instance.pause()
+            world.store.full = False
+            world.instance.resume()
+            assert await world.text(task)
+
+    asyncio.run(run())

@@ -269,11 +269,11 @@ class Attempt:
     async def _take(self, generation: Generation, frames: list[Frame]) -> bool:
         """Commits what these frames say; True at the end of the text, or once it is parked."""
         batch = _gather(frames)
-        if batch.started is not None:
-            await self._start(batch.started)
-        if batch.end is not None:
+        if batch.end is not None:  # before anything is awaited: an engine does not answer a cancel of what is over
             generation.over()
             self._generation = None
+        if batch.started is not None:
+            await self._start(batch.started)
         drafts = self._output.append(batch.text, batch.tokens, self._new_item_id()) if batch.text else []
         if isinstance(batch.end, Done):
             await self._finish(drafts, batch.end)

@@ -78,7 +78,7 @@ class Membership:
                     partial(renew, instance_id=self.instance_id, lease_ms=self._lease.lease_ms)
                 )
         except (TimeoutError, Unavailable) as error:
-            logger.warning("the lease was not renewed: %s", error or "no answer in time")
+            logger.warning("the lease was not renewed: %s", str(error) or "no answer in time")
             if decide_stop(self._lease, confirmed_from_ms=self._confirmed_from_ms, now_ms=self._clock.boot_ms()):
                 self._fence("its lease can't be renewed")
             return
