@@ -20,8 +20,8 @@ from retoma.http.app import create_app
 from retoma.ids import SystemIds
 from retoma.runtime.instance import Instance, admin_token_path
 from retoma.settings import Settings
+from retoma.store import migrate
 from retoma.store.contract import Store
-from retoma.store.migrate import prepare
 from retoma.store.sqlite import SqliteStore
 
 _SHUTDOWN_S = 10
@@ -30,19 +30,32 @@ _SHUTDOWN_S = 10
 def open_store(settings: Settings, clock: Clock) -> Store:
     """Migrates and opens the store; raises Refused or StoreUnavailable with a sentence."""
     make_data_dir(settings.data_dir)
+    migrate_store(settings, clock)
     if settings.on_postgres:
-        return _open_postgres(settings.store, clock)
-    prepare(settings.database, clock.wall_ms())
+        from retoma.store.postgres import PostgresStore  # noqa: PLC0415 - psycopg comes with an extra
+
+        return PostgresStore(settings.store)
     return SqliteStore(settings.database)
 
 
-def _open_postgres(url: str, clock: Clock) -> Store:
+def migrate_store(settings: Settings, clock: Clock) -> int:
+    """Brings the store to this release's schema, and returns its version; raises Refused or StoreUnavailable."""
+    if not settings.on_postgres:
+        return migrate.prepare(settings.database, clock.wall_ms()).version
     try:
-        from retoma.store import migrate_postgres, postgres  # noqa: PLC0415 - psycopg comes with an extra
+        from retoma.store import migrate_postgres  # noqa: PLC0415 - psycopg comes with an extra
     except ImportError as missing:
         raise Refused("a PostgreSQL store needs the extra: pip install 'retoma[postgres]'") from missing
-    migrate_postgres.prepare(url, clock.wall_ms())
-    return postgres.PostgresStore(url)
+    return migrate_postgres.prepare(settings.store, clock.wall_ms()).version
+
+
+def schema_problems(settings: Settings) -> list[str]:
+    """Where the tables of the store are not those that this release makes, one sentence each."""
+    if not settings.on_postgres:
+        return migrate.schema_problems(settings.database)
+    from retoma.store import compare_postgres  # noqa: PLC0415 - psycopg comes with an extra
+
+    return compare_postgres.schema_problems(settings.store)
 
 
 def make_data_dir(data_dir: Path) -> None:
