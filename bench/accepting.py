@@ -24,6 +24,7 @@ from retoma.store.sqlite import SqliteStore
 from retoma.transactions.accept import Accept, accept
 
 POSTS = 100
+BUSY_TOKENS = 5
 SECONDS = 3.0
 
 
@@ -32,6 +33,8 @@ def latency_while_busy() -> dict[str, Any]:
     with running({}, demo_model()) as service:
         busy = service.create(model="bench", input=PROMPT, background=True, temperature=0, max_output_tokens=3000)
         service.create(model="bench", input=PROMPT, background=True, temperature=0, max_output_tokens=3000)
+        while service.client.get(f"/v1/tasks/{busy['id']}").json()["output_tokens"] < BUSY_TOKENS:
+            time.sleep(0.05)
         posts: list[float] = []
         fsyncs: list[float] = []
         for _ in range(POSTS):
