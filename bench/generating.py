@@ -17,7 +17,7 @@ from bench.service import Service, running
 
 PROMPT = "Write a long story about a lighthouse keeper who finds a letter in a bottle."
 TOKENS = 256
-PAIRS = 5
+PAIRS = 3
 
 
 def demo_model() -> Path:
