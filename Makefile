@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # Worker processes of pytest; `make test WORKERS=0` runs the tests in one.
 WORKERS ?= logical
+# How long `make soak` runs.
+MINUTES ?= 30
 # Passed on to pytest, ruff and so on by the targets that run one thing: make test ARGS="-k fencing".
 ARGS ?=
 # The version that wrote the present locks.
@@ -16,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check coverage bench docs format lock clean
+.PHONY: help setup demo test check coverage mutations soak bench docs format lock clean
 .DELETE_ON_ERROR:
 
 help: ## print this
@@ -37,12 +39,19 @@ check: $(READY) ## format, lint, types, imports, house rules, generated pages, l
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m tools.docs --check
 	@$(BIN)/python -m tools.lock --check
+	@$(BIN)/python -m tools.schema_check
 	@$(PYTEST) -q tests/style
 
 coverage: $(READY) ## every test with branch coverage; core and transactions must have 100 %
 	@$(PYTEST) -n $(WORKERS) --maxprocesses 8 --dist loadgroup --cov --cov-report= $(ARGS)
 	@$(BIN)/coverage report
 	@$(BIN)/coverage report --include='src/retoma/core/*,src/retoma/transactions/*' --fail-under=100
+
+mutations: $(READY) ## sabotage every guarantee in a copy: some test must notice each; one with ARGS="--only NAME"
+	@$(BIN)/python -m tests.mutations $(ARGS)
+
+soak: $(READY) ## two services, clients and a monkey that kills, pauses and restarts, for MINUTES=30
+	@$(BIN)/python -m tools.soak --minutes $(MINUTES) $(ARGS)
 
 bench: $(READY) ## the figures of docs/, measured here
 	@$(BIN)/python -m bench $(ARGS)

@@ -34,3 +34,30 @@ REQUIREMENTS = {
         "never called a failure."
     ),
 }
+
+# The checks that the profile asks for, each a requirement of its own: S-003b is check b of S-003.
+CHECKS = {
+    "S-001a": "Boundaries of model and repository can be reviewed: a page of states, import contracts.",
+    "S-001b": "The invariants of a transaction are tested.",
+    "S-001c": "Derived state is dropped, made again, and is equal.",
+    "S-002a": "Two instances work on one store at once.",
+    "S-002b": "The service restarts between operations that belong together.",
+    "S-002c": "One object is changed at once by processes that share no lock of their own.",
+    "S-002d": "Where there can be one writer only, a second one is refused.",
+    "S-003a": "Operations on one object at once.",
+    "S-003b": "A command under a stale version.",
+    "S-003c": "What a conflict's result looks like to a client.",
+    "S-004a": "A store of the previous version is read and continued.",
+    "S-004b": "Two versions at once on one store, and the way back.",
+    "S-004c": "Schemas are checked for compatibility.",
+    "S-005a": "A fault after each step that writes.",
+    "S-005b": "The same operation is run again.",
+    "S-005c": "Success is never told or stored too early.",
+    "S-006a": "An owner is paused, cut off, or renews too late.",
+    "S-006b": "The old and the new owner write at once.",
+    "S-006c": "A stale fencing token is refused.",
+    "S-007a": "A fault after each of several independent commits.",
+    "S-007b": "A restart from each state in between.",
+    "S-007c": "What was begun is continued, compensated or reconciled.",
+    "S-007d": "The answer when the confirmation of an effect can't be had.",
+}

@@ -84,7 +84,7 @@ def test_what_is_no_snapshot_is_refused_with_a_reason(tmp_path: Path) -> None:
     assert isinstance(found["directory"], Misfit)
 
 
-@pytest.mark.requirement("S-004")
+@pytest.mark.requirement("S-004", "S-004b")
 def test_a_later_format_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(snapshots, "FORMAT", 2)
@@ -92,7 +92,7 @@ def test_a_later_format_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monkey
     assert snapshots.read(path, KEY, [*TOKENS, 8]) is Misfit.FORMAT
 
 
-@pytest.mark.requirement("S-004")
+@pytest.mark.requirement("S-004", "S-004a")
 def test_format_1_is_what_it_was(tmp_path: Path) -> None:
     head = written(tmp_path / "s").read_bytes()[:12]
     assert head == b"RETOMA\x00S" + struct.pack("<I", 1)
@@ -101,7 +101,7 @@ def test_format_1_is_what_it_was(tmp_path: Path) -> None:
 POINTS = [Failpoint.SNAPSHOT_WRITTEN, Failpoint.SNAPSHOT_RENAMED, Failpoint.SNAPSHOT_SYNCED]
 
 
-@pytest.mark.requirement("S-005")
+@pytest.mark.requirement("S-005", "S-005a", "S-007a")
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.label)
 def test_a_disk_error_after_any_step_means_no_snapshot_and_no_temporary_file(tmp_path: Path, point: Failpoint) -> None:
     failpoints.arm(f"{point.label}=error")

@@ -178,7 +178,7 @@ def test_a_newer_schema_that_names_us_among_its_writers_is_used_as_it_is(tmp_pat
     assert schema_problems(path) == []
 
 
-@pytest.mark.requirement("S-004")
+@pytest.mark.requirement("S-004", "S-004c")
 def test_an_older_schema_is_migrated_after_a_backup_in_one_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -504,7 +504,7 @@ def test_the_store_reports_the_problem_of_its_checkpoint(store: SqliteStore) -> 
 
 
 @pytest.mark.parametrize("step", ["write", "sync"])
-@pytest.mark.requirement("S-005", "S-007")
+@pytest.mark.requirement("S-005", "S-007", "S-005a", "S-007d")
 def test_an_error_of_the_disk_at_the_commit_leads_to_one_effect(tmp_path: Path, faulty: FaultyVfs, step: str) -> None:
     connections: list[SqliteWriteConnection] = []
 
@@ -647,6 +647,7 @@ def test_a_writer_waits_for_a_lock_that_another_process_holds(
     store.close()
 
 
+@pytest.mark.requirement("S-002d")
 def test_a_lock_that_is_never_let_go_is_a_definite_no(
     tmp_path: Path, others: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -664,7 +665,7 @@ def test_a_lock_that_is_never_let_go_is_a_definite_no(
     store.close()
 
 
-@pytest.mark.requirement("S-002")
+@pytest.mark.requirement("S-002", "S-002c")
 def test_two_processes_write_into_one_file_at_once_and_see_each_other(
     tmp_path: Path, others: Callable[[int], Any]
 ) -> None:

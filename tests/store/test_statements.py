@@ -76,6 +76,7 @@ def bound_names(root: Path) -> Iterator[str]:
                     pass
 
 
+@pytest.mark.requirement("S-001a")
 def test_every_statement_is_bound_exactly_once() -> None:
     assert Counter(bound_names(SOURCE)) == Counter(NAMES)
 

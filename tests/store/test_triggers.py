@@ -128,7 +128,7 @@ def test_nothing_is_written_behind_a_terminal_event(raw: apsw.Connection, state:
         add_event(raw, state)
 
 
-@pytest.mark.requirement("P-11.2-seq")
+@pytest.mark.requirement("P-11.2-seq", "S-001b")
 @pytest.mark.parametrize(
     "change",
     [
@@ -160,7 +160,7 @@ def test_a_change_of_state_raises_the_version(raw: apsw.Connection) -> None:
     )
 
 
-@pytest.mark.requirement("S-006")
+@pytest.mark.requirement("S-006", "S-006c")
 @pytest.mark.parametrize(
     "change", ["fencing_token = fencing_token - 1", "instance_id = 'other', fencing_token = fencing_token"]
 )

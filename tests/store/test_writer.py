@@ -176,6 +176,7 @@ def test_a_batch_is_bounded(client: Client, disk: Disk, monkeypatch: pytest.Monk
     assert [len(commit) for commit in disk.durable] == [0, 8, 8, 4]
 
 
+@pytest.mark.requirement("S-005c")
 def test_nobody_hears_of_a_result_before_the_commit(client: Client, disk: Disk) -> None:
     seen: list[list[str]] = []
     done = threading.Event()
@@ -208,7 +209,7 @@ def test_a_function_that_fails_takes_nothing_with_it_but_its_own_writes(client: 
 
 
 @pytest.mark.parametrize("reached_the_disk", [True, False])
-@pytest.mark.requirement("S-005", "S-007")
+@pytest.mark.requirement("S-005", "S-007", "S-005b", "S-007c")
 def test_an_unknown_commit_is_driven_again_on_a_new_connection_with_one_effect(
     client: Client, disk: Disk, reached_the_disk: bool
 ) -> None:
@@ -221,6 +222,7 @@ def test_an_unknown_commit_is_driven_again_on_a_new_connection_with_one_effect(
     assert client.writer.problem is None
 
 
+@pytest.mark.requirement("S-007d")
 def test_an_outcome_that_stays_unknown_is_called_unknown(client: Client, disk: Disk) -> None:
     disk.commit_errors = [(CommitUnknown("disk I/O error"), False)] * limits.COMMIT_TRIES_MAX
     client.submit("a")
@@ -389,7 +391,7 @@ def test_a_listener_that_fails_stops_neither_the_others_nor_the_writer(
     assert "a listener of the store failed" in caplog.text
 
 
-@pytest.mark.requirement("S-007")
+@pytest.mark.requirement("S-007", "S-007d")
 def test_an_answer_lost_after_the_commit_is_called_unknown_and_the_effect_stays(client: Client, disk: Disk) -> None:
     def accept(tx: Any) -> None:
         tx.write("accepted")

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from tempfile import mkdtemp
@@ -17,6 +17,8 @@ import psycopg
 
 from retoma.store.migrate_postgres import prepare
 from retoma.store.postgres import PostgresStore
+from retoma.store.postgres_liveness import SERVER_GRACE_S
+from tests.support.waiting import wait_for
 
 ENVIRONMENT = "RETOMA_TEST_POSTGRES"
 START_S = 60
@@ -59,7 +61,8 @@ class PostgresServer:
         self._run("pg_ctl", "-w", "-t", str(START_S), "-D", str(self._folder), "-m", mode, "stop")
 
     def close(self) -> None:
-        self.stop("immediate")
+        with suppress(RuntimeError):  # the test may have stopped it
+            self.stop("immediate")
         shutil.rmtree(self._base, ignore_errors=True)
 
     def _run(self, program: str, *arguments: str) -> None:
@@ -115,6 +118,12 @@ def new_schema(url: str) -> str:
     administer(url, f"CREATE SCHEMA {name}")
     mark = "&" if "?" in url else "?"
     return f"{url}{mark}options=-csearch_path%3D{name}"
+
+
+def wait_past_grace(url: str) -> None:
+    """Returns once the server has been up for so long that a free liveness lock on it counts at once."""
+    up = f"SELECT clock_timestamp() - pg_postmaster_start_time() > {SERVER_GRACE_S} * interval '1 second'"
+    wait_for(lambda: administer(url, up) == [(True,)], "the server to be up for a while")
 
 
 TABLES = ["snapshots", "idempotency_keys", "responses", "task_events", "tasks", "instances", "models", "clients"]

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import apsw
 
+T = TypeVar("T")
 SECTOR = 512
 Kind = Literal["write", "truncate", "sync", "delete", "said"]
 Mode = Literal["drop", "keep", "prefix", "subset", "torn"]
@@ -92,7 +93,7 @@ class Disk:
                 self.pending.setdefault(step.file, []).append(step)
             case "sync":
                 for one in self.pending.pop(step.file, []):
-                    _apply(self.durable[step.file], one)
+                    apply(self.durable[step.file], one)
                 if step.file in self.new_names:
                     self.new_names.clear()
                     self.deleted.clear()
@@ -114,16 +115,17 @@ class Disk:
             if name in self.new_names and (mode == "drop" or (mode in {"subset", "torn"} and rng.random() < 0.3)):
                 continue
             data = bytearray(durable)
-            for step in _survivors(self.pending.get(name, []), rng, mode):
+            for step in survivors(self.pending.get(name, []), rng, mode):
                 if mode == "torn" and step.kind == "write" and rng.random() < 0.5:
-                    _apply_torn(data, step, rng)
+                    apply_torn(data, step, rng)
                 else:
-                    _apply(data, step)
+                    apply(data, step)
             files[name] = bytes(data)
         return files
 
 
-def _survivors(pending: Sequence[Step], rng: Random, mode: Mode) -> Sequence[Step]:
+def survivors(pending: Sequence[T], rng: Random, mode: Mode) -> Sequence[T]:
+    """Of what was not synced, that which is there all the same."""
     match mode:
         case "drop":
             return ()
@@ -135,7 +137,8 @@ def _survivors(pending: Sequence[Step], rng: Random, mode: Mode) -> Sequence[Ste
             return [step for step in pending if rng.random() < 0.6]
 
 
-def _apply(data: bytearray, step: Step) -> None:
+def apply(data: bytearray, step: Step) -> None:
+    """A write or a truncation, as it was meant."""
     if step.kind == "truncate":
         del data[step.offset :]
         data.extend(bytes(step.offset - len(data)))
@@ -144,13 +147,13 @@ def _apply(data: bytearray, step: Step) -> None:
     data[step.offset : step.offset + len(step.data)] = step.data
 
 
-def _apply_torn(data: bytearray, step: Step, rng: Random) -> None:
+def apply_torn(data: bytearray, step: Step, rng: Random) -> None:
     """Each sector of the write lands, or does not, or, rarely, is garbage."""
     end = step.offset + len(step.data)
     for sector in range(step.offset - step.offset % SECTOR, end, SECTOR):
         first, last = max(sector, step.offset), min(sector + SECTOR, end)
         fate = rng.random()
         if fate < 0.45:
-            _apply(data, Step("write", offset=first, data=step.data[first - step.offset : last - step.offset]))
+            apply(data, Step("write", offset=first, data=step.data[first - step.offset : last - step.offset]))
         elif fate >= 0.95:
-            _apply(data, Step("write", offset=first, data=rng.randbytes(last - first)))
+            apply(data, Step("write", offset=first, data=rng.randbytes(last - first)))

@@ -15,8 +15,6 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-import pytest
-
 SOURCE = Path(__file__).parents[1] / "faults" / "shim.c"
 _RECORD = struct.Struct("<IIQQ")
 
@@ -60,6 +58,8 @@ _KINDS = ("write", "truncate", "sync", "create", "rename", "unlink", "link", "mk
 @cache
 def built() -> Path:
     """The shared library; the test is skipped where there is no C compiler, except in CI, where it fails."""
+    import pytest  # the processes that the shim is in are forked by the hundred, and have no need of it
+
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         why = "no C compiler (cc or gcc) to build tests/faults/shim.c with"
@@ -84,7 +84,7 @@ class Shim:
 
     def arm(self, folder: Path, fault: Fault) -> None:
         """From now on counts what happens under this folder, and acts when the time comes."""
-        self._library.shim_arm(f"{folder}/".encode(), ctypes.c_long(fault.at), fault.action, int(fault.for_good))
+        self._library.shim_arm(str(folder).encode(), ctypes.c_long(fault.at), fault.action, int(fault.for_good))
 
     def disarm(self) -> None:
         """The disk is mended; counting goes on."""
@@ -92,7 +92,7 @@ class Shim:
 
     def record(self, folder: Path, log: Path) -> None:
         """From now on writes down what happens under this folder."""
-        self._library.shim_record(f"{folder}/".encode(), str(log).encode())
+        self._library.shim_record(str(folder).encode(), str(log).encode())
 
     def say(self, text: str) -> None:
         """Puts words into the log, behind all that has happened."""
@@ -111,13 +111,14 @@ class Shim:
     @property
     def where(self) -> str:
         """The call at which it happened first, and its file."""
-        return self._library.shim_where().decode()
+        call, _, path = self._library.shim_where().decode().partition(" ")
+        return f"{call} {path.lstrip('/')}"
 
 
 def read_log(log: Path, folder: Path) -> Iterator[Call]:
     """What was recorded, in order, with paths below the folder."""
     data = log.read_bytes()
-    at, above = 0, len(f"{folder}/")
+    at, above = 0, len(f"{folder}/")  # the folder itself becomes the empty path
     while at < len(data):
         kind, path_bytes, offset, data_bytes = _RECORD.unpack_from(data, at)
         at += _RECORD.size

@@ -31,7 +31,7 @@ def test_the_row_that_is_written_is_the_row_that_was_announced(world: World) -> 
     assert world.task(command.task_id) == new_task(command)
 
 
-@pytest.mark.requirement("S-005")
+@pytest.mark.requirement("S-005", "S-005b")
 def test_the_same_command_driven_again_has_one_effect(world: World) -> None:
     command = world.accept_command(key=key_of("K"))
     assert world.does(accept, command) == Accepted(command.task_id, replayed=False)
@@ -49,7 +49,7 @@ def test_the_same_key_and_body_lead_to_the_first_task_in_every_state(world: Worl
     assert world.does(accept, world.accept_command(key=key_of("K"))) == replayed
 
 
-@pytest.mark.requirement("S-003")
+@pytest.mark.requirement("S-003", "S-003c")
 def test_the_same_key_with_another_body_is_refused_and_nothing_is_written(world: World) -> None:
     first = world.accept(key=key_of("K"))
     with pytest.raises(IdempotencyConflict):
@@ -117,7 +117,7 @@ def test_text_that_utf8_can_not_hold_is_accepted_all_the_same(world: World) -> N
     assert world.output(task.id).text == "half \ud83d of a pair\0"
 
 
-@pytest.mark.requirement("S-002", "S-003")
+@pytest.mark.requirement("S-002", "S-003", "S-003a")
 def test_fifty_requests_with_one_key_at_once_become_one_task(world: World) -> None:
     barrier = threading.Barrier(50)
     commands = [world.accept_command(key=key_of("K")) for _ in range(50)]

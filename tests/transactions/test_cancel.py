@@ -64,7 +64,7 @@ def test_a_foreground_response_is_cancelled_by_the_service_only(world: World) ->
     assert world.cancel(task.id, by_client=False).state is State.CANCELLED
 
 
-@pytest.mark.requirement("S-003")
+@pytest.mark.requirement("S-003", "S-003b")
 def test_a_cancel_under_an_old_version_changes_nothing_unless_it_was_its_own_doing(world: World) -> None:
     task = world.running()
     command = world.cancel_command(task.id, version=task.version)
@@ -85,7 +85,7 @@ def winner(world: World, task_id: str) -> State:
     return task.state
 
 
-@pytest.mark.requirement("P-11.2-cancel")
+@pytest.mark.requirement("P-11.2-cancel", "S-003a")
 def test_of_a_cancel_and_a_completion_at_once_exactly_one_wins_among_threads(world: World, rng: Random) -> None:
     winners: list[State] = []
     for _ in range(150):
@@ -149,7 +149,7 @@ def running_tasks(tmp_path: Path, count: int) -> list[str]:
     return task_ids
 
 
-@pytest.mark.requirement("P-11.2-cancel", "S-002", "S-003")
+@pytest.mark.requirement("P-11.2-cancel", "S-002", "S-003", "S-002c", "S-003a")
 def test_the_histories_of_three_processes_that_cancel_and_complete_are_linearizable(tmp_path: Path) -> None:
     histories = race_of_processes(tmp_path, running_tasks(tmp_path, 80))
     store = SqliteStore(tmp_path / "retoma.db")

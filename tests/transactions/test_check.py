@@ -135,6 +135,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("invariant", "sql"), FAULTS.values(), ids=FAULTS)
+@pytest.mark.requirement("S-001b")
 def test_each_fault_is_found_under_the_name_of_its_invariant(path: Path, invariant: str, sql: str) -> None:
     damage(path, sql)
     found = findings(path)
@@ -189,7 +190,7 @@ def responses(path: Path) -> list[Any]:
         connection.close()
 
 
-@pytest.mark.requirement("S-001")
+@pytest.mark.requirement("S-001", "S-001c")
 @pytest.mark.parametrize(
     "sql",
     [
@@ -277,7 +278,7 @@ FILE_FAULTS: list[tuple[str, Callable[[Folders], object], str | None]] = [
 ]
 
 
-@pytest.mark.requirement("P-11.1-files", "S-007")
+@pytest.mark.requirement("P-11.1-files", "S-007", "S-007c")
 @pytest.mark.parametrize(("change", "expected"), [case[1:] for case in FILE_FAULTS], ids=[c[0] for c in FILE_FAULTS])
 def test_files_and_rows_are_held_against_each_other(
     world: World, folders: Folders, change: Callable[[Folders], object], expected: str | None

@@ -119,6 +119,7 @@ def verify(crashes: Crashes, acknowledged: list[list[Any]], context: str) -> Non
 
 @pytest.mark.requirement("P-11.2-persist", "P-11.2-startup", "P-11.3-events", "S-002", "S-005", "S-007")
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.label)
+@pytest.mark.requirement("S-002b", "S-005a", "S-007b")
 def test_a_process_that_dies_at_any_step_loses_nothing_that_it_was_told(crashes: Crashes, point: Failpoint) -> None:
     passings = 0
     for passing in range(1, PASSINGS_MAX):

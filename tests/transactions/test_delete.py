@@ -52,7 +52,7 @@ def test_an_unfinished_task_is_not_deleted(world: World, state: State) -> None:
     assert world.task(task.id) == task
 
 
-@pytest.mark.requirement("S-003")
+@pytest.mark.requirement("S-003", "S-003b")
 def test_a_delete_under_an_old_version_or_by_another_client_deletes_nothing(world: World) -> None:
     task = world.in_state(State.COMPLETED)
     with pytest.raises(StaleVersion):

@@ -120,7 +120,7 @@ def test_output_and_the_place_in_the_log_change_together(world: World) -> None:
     assert world.problems() == []
 
 
-@pytest.mark.requirement("S-005")
+@pytest.mark.requirement("S-005", "S-005b")
 def test_append_driven_again_has_one_effect_also_after_a_cancel(world: World) -> None:
     task = world.running()
     command = world.append_command(task)
@@ -228,7 +228,7 @@ PROTECTED: dict[str, tuple[Callable[..., Any], Callable[[World, TaskRow], Any]]]
 }
 
 
-@pytest.mark.requirement("S-003", "S-006")
+@pytest.mark.requirement("S-003", "S-006", "S-006c")
 @pytest.mark.parametrize("verb", PROTECTED)
 @pytest.mark.parametrize("state", [State.LOADING, State.RUNNING, State.CANCELLING])
 def test_a_stale_fencing_token_writes_nothing(world: World, verb: str, state: State) -> None:
@@ -241,7 +241,7 @@ def test_a_stale_fencing_token_writes_nothing(world: World, verb: str, state: St
     assert (world.task(task.id), world.log(task.id)) == (row, log)
 
 
-@pytest.mark.requirement("S-002", "S-006")
+@pytest.mark.requirement("S-002", "S-006", "S-006a", "S-006b")
 @pytest.mark.parametrize("verb", PROTECTED)
 def test_an_owner_that_was_paused_while_another_took_over_writes_nothing(world: World, verb: str) -> None:
     transaction, command_of = PROTECTED[verb]

@@ -58,7 +58,7 @@ def test_each_cell_of_the_restart_table_is_one_transaction_with_its_event(
     assert world.problems() == []
 
 
-@pytest.mark.requirement("S-005", "S-006")
+@pytest.mark.requirement("S-005", "S-006", "S-005b")
 @pytest.mark.parametrize(("found", "policy", "reached"), CELLS)
 def test_a_recovery_driven_again_has_one_effect_and_returns_what_it_did(
     world: World, found: State, policy: OnRestart, reached: State
@@ -215,7 +215,7 @@ def left_behind(world: World, count: int) -> dict[str, State]:
     return expected
 
 
-@pytest.mark.requirement("P-11.2-startup", "S-002", "S-005")
+@pytest.mark.requirement("P-11.2-startup", "S-002", "S-005", "S-002a")
 def test_recovery_by_two_instances_at_once_equals_one(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     expected = left_behind(World(store), 60)
@@ -235,7 +235,7 @@ def test_recovery_by_two_instances_at_once_equals_one(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.requirement("S-002", "S-003")
+@pytest.mark.requirement("S-002", "S-003", "S-002c")
 def test_claims_by_several_processes_and_threads_never_give_a_task_to_two(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     world = World(store)

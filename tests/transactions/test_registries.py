@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from retoma.core.task import State
-from retoma.errors import Conflict, LeaseLost, ModelNotFound, StaleVersion, TaskUnfinished
+from retoma.errors import Conflict, InvalidRequest, LeaseLost, ModelNotFound, StaleVersion, TaskUnfinished
 from retoma.limits import SNAPSHOTS_KEPT
 from retoma.store.contract import Row, Tx
 from retoma.store.rows import InstanceRow
@@ -18,6 +18,7 @@ from retoma.store.statements import Statement
 from retoma.transactions import clients, instances, models, service, snapshots
 from retoma.transactions.instances import DeclareDead, Register
 from retoma.transactions.models import RegisterModel
+from retoma.transactions.service import ChangeService
 from tests.support.world import World
 
 MODEL = RegisterModel("m", "a" * 64, 10, "llama", "file", {"layers": 2}, 0)
@@ -78,15 +79,18 @@ def test_a_model_that_an_unfinished_task_needs_is_not_removed(world: World, stat
         world.store.transact(partial(models.remove_model, name="m"))
 
 
+LOOKS = {"models.read", "models.lock"}
+
+
 class StaleTx:
-    """A transaction whose first look at a model is older than its write: what row locks can't rule out everywhere."""
+    """A transaction whose look at a model is older than its write, as if the row's lock were not there."""
 
     def __init__(self, tx: Tx) -> None:
         self._tx = tx
 
     def row(self, statement: Statement, params: Any) -> Row | None:
         found = self._tx.row(statement, params)
-        return (*found[:7], found[7] - 1, found[8]) if statement.name == "models.read" and found else found
+        return (*found[:7], found[7] - 1, found[8]) if statement.name in LOOKS and found else found
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tx, name)
@@ -194,7 +198,7 @@ def test_a_lease_is_prolonged_until_others_have_declared_the_instance_dead(regis
     assert (seen(registered).lease_until_ms, seen(registered).state) == (prolonged, "dead")
 
 
-@pytest.mark.requirement("S-003", "S-006")
+@pytest.mark.requirement("S-003", "S-006", "S-006a")
 def test_an_instance_that_has_renewed_since_it_was_looked_at_is_not_declared_dead(registered: World) -> None:
     renew = partial(instances.renew, instance_id="instance-1")
     registered.store.transact(partial(renew, lease_ms=-1_000))
@@ -253,3 +257,35 @@ def test_the_identity_of_the_service_is_kept_from_its_first_start_on(world: Worl
     keep = partial(service.keep_identity, now_ms=0)
     assert world.store.transact(partial(keep, candidate="first")) == "first"
     assert world.store.transact(partial(keep, candidate="second")) == "first"
+
+
+@pytest.mark.requirement("S-003")
+def test_stored_settings_change_under_their_version_and_a_command_driven_again_changes_nothing(world: World) -> None:
+    first = world.store.transact(partial(service.keep_service, candidate="svc", now_ms=0))
+    assert world.store.transact(partial(service.keep_service, candidate="other", now_ms=1)) == first
+    assert (first.id, first.version, first.values) == ("svc", 1, {})
+    command = ChangeService({"queue_max": 5, "name": "mine"}, 1, 0, "op")
+    changed = world.does(service.change_service, command)
+    assert (changed.version, changed.values) == (2, {"queue_max": 5, "name": "mine"})
+    assert world.does(service.change_service, command) == changed
+    with pytest.raises(StaleVersion):
+        world.does(service.change_service, replace(command, op_id="another"))
+    merged = world.does(service.change_service, ChangeService({"name": None, "retention_days": 0.5}, None, 0, "op2"))
+    assert (merged.version, merged.values) == (3, {"queue_max": 5, "retention_days": 0.5})
+    assert world.store.read(service.read_service) == merged
+
+
+@pytest.mark.parametrize("changes", [{"nonsense": 1}, {"queue_max": 0}, {"queue_max": 1.5}, {"name": ""}])
+def test_what_is_no_setting_or_out_of_its_bounds_is_not_stored(world: World, changes: dict[str, Any]) -> None:
+    before = world.store.transact(partial(service.keep_service, candidate="svc", now_ms=0))
+    with pytest.raises(InvalidRequest, match=next(iter(changes))):
+        world.does(service.change_service, ChangeService(changes, None, 0, "op"))
+    assert world.store.read(service.read_service) == before
+
+
+@pytest.mark.requirement("S-003")
+def test_a_model_is_removed_at_the_version_that_was_seen(world: World) -> None:
+    world.does(models.register_model, MODEL)
+    with pytest.raises(StaleVersion, match="version 1, not 2"):
+        world.store.transact(partial(models.remove_model, name="m", version=2))
+    assert world.store.transact(partial(models.remove_model, name="m", version=1)) == "a" * 64

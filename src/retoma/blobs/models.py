@@ -45,6 +45,14 @@ class ModelFiles:
         """Where the file with this digest lies or would lie."""
         return self._folder / "sha256" / digest[:2] / digest
 
+    def incoming(self, name: str) -> Path:
+        """A file that somebody has put into the folder `incoming`; raises InvalidRequest for anything else."""
+        path = self._incoming / name
+        plain = path.parent == self._incoming and path.name == name and not name.startswith(".")
+        if not plain or path.is_symlink() or not path.is_file():
+            raise InvalidRequest("name a file in the folder models/incoming of the data directory", param="file")
+        return path
+
     def import_file(self, source: Path, progress: Progress) -> Imported:
         """Copies a GGUF file in; raises InvalidRequest for anything else and OSError for a full disk."""
         make_directory(self._incoming)
@@ -57,7 +65,8 @@ class ModelFiles:
                 imported = _copy(reading, staged, os.fstat(reading.fileno()).st_size, progress)
             self._adopt(staged, imported)
         finally:
-            staged.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the sweep takes it later; how the import ended counts
+                staged.unlink(missing_ok=True)
         return imported
 
     def _adopt(self, staged: Path, imported: Imported) -> None:
@@ -80,8 +89,9 @@ class ModelFiles:
             raise ModelUnavailable(f"the model file {path} can't be read: {error.strerror}") from error
 
     def remove(self, digest: str) -> None:
-        """Removes a file that no row names."""
-        self.path(digest).unlink(missing_ok=True)
+        """Removes a file that no row names; one that can't be removed now is left to the sweep."""
+        with contextlib.suppress(OSError):
+            self.path(digest).unlink(missing_ok=True)
 
     def orphans(self, known: Collection[str], older_than_s: float, now_s: float) -> list[Path]:
         """Files that no row names and that are older than a grace, staged ones included."""

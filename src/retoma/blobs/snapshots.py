@@ -5,6 +5,7 @@ Deleting any of them loses nothing but time.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,9 +30,10 @@ class SnapshotFolder:
         return str(Path(path).relative_to(self._folder))
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Removes registered files."""
+        """Removes files whose rows are gone; one that can't be removed goes with its task's folder."""
         for path in paths:
-            self.absolute(path).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.absolute(path).unlink(missing_ok=True)
 
     def remove_all(self, task_id: str) -> None:
         """Removes a task's folder."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from functools import partial
 
@@ -12,7 +13,7 @@ from retoma.blobs.snapshots import SnapshotFolder
 from retoma.clock import Clock
 from retoma.errors import Unavailable
 from retoma.runtime.bridge import AsyncStore
-from retoma.settings import Settings
+from retoma.runtime.stored_settings import StoredSettings
 from retoma.transactions.delete import Prune, prune
 from retoma.transactions.models import read_models
 from retoma.transactions.read import read_states
@@ -28,7 +29,7 @@ class Housekeeping:
     """What keeps the data directory from growing."""
 
     def __init__(
-        self, store: AsyncStore, snapshots: SnapshotFolder, models: ModelFiles, clock: Clock, settings: Settings
+        self, store: AsyncStore, snapshots: SnapshotFolder, models: ModelFiles, clock: Clock, settings: StoredSettings
     ) -> None:
         self._store = store
         self._snapshots = snapshots
@@ -50,9 +51,10 @@ class Housekeeping:
     async def once(self) -> None:
         """One pass."""
         now_ms = self._clock.wall_ms()
-        if self._settings.retention_days:
-            await self._prune("stored", now_ms - int(self._settings.retention_days * _DAY_MS), now_ms)
-        await self._prune("unstored", now_ms - int(self._settings.unstored_minutes * _MINUTE_MS), now_ms)
+        if retention_days := await self._settings.get("retention_days"):
+            await self._prune("stored", now_ms - int(retention_days * _DAY_MS), now_ms)
+        unstored_minutes = await self._settings.get("unstored_minutes")
+        await self._prune("unstored", now_ms - int(unstored_minutes * _MINUTE_MS), now_ms)
         await self._sweep_snapshots()
         await self._sweep_models(now_ms / 1000)
 
@@ -76,4 +78,5 @@ class Housekeeping:
         orphans = await asyncio.to_thread(self._models.orphans, known, _ORPHAN_GRACE_S, now_s)
         for path in orphans:
             logger.info("removing %s, which no model names", path)
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # one that can't go must not keep the others
+                path.unlink(missing_ok=True)
