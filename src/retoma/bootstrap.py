@@ -22,6 +22,7 @@ from retoma.runtime.instance import Instance, admin_token_path
 from retoma.settings import Settings
 from retoma.store import migrate
 from retoma.store.contract import Store
+from retoma.store.filesystem import require_local
 from retoma.store.sqlite import SqliteStore
 
 _SHUTDOWN_S = 10
@@ -41,6 +42,7 @@ def open_store(settings: Settings, clock: Clock) -> Store:
 def migrate_store(settings: Settings, clock: Clock) -> int:
     """Brings the store to this release's schema, and returns its version; raises Refused or StoreUnavailable."""
     if not settings.on_postgres:
+        require_local(settings.database)
         return migrate.prepare(settings.database, clock.wall_ms()).version
     try:
         from retoma.store import migrate_postgres  # noqa: PLC0415 - psycopg comes with an extra

@@ -6,6 +6,7 @@ Every setting is a field below with its unit and its meaning; `retoma settings` 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -33,10 +34,18 @@ _NOT_NEGATIVE = (
 )
 _LEASE_S_MIN = 1.0
 _SWITCH_PREFIXES = ("RETOMA_SCRIPTED_", "RETOMA_TEST_")
+# Up to the last @: a password that should have been percent-encoded must not show either.
+_PASSWORD_OF_USER = re.compile(r"(?<=://)([^:@/?]*):.*@", re.DOTALL)
+_PASSWORD_PARAMETER = re.compile(r"([?&](?:ssl)?password=)[^&]*", re.IGNORECASE)
 
 
-def _setting(default: Any, unit: str, meaning: str) -> Any:
-    return field(default=default, metadata={"unit": unit, "meaning": meaning})
+def _setting(default: Any, unit: str, meaning: str, *, shown: bool = True) -> Any:
+    return field(default=default, metadata={"unit": unit, "meaning": meaning}, repr=shown)
+
+
+def without_password(url: str) -> str:
+    """A store's URL as people and logs may see it."""
+    return _PASSWORD_OF_USER.sub(r"\1:***@", _PASSWORD_PARAMETER.sub(r"\1***", url))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +53,7 @@ class Settings:
     """All settings of one instance."""
 
     data_dir: Path = _setting(Path(), "path", "where the store, the models and the snapshots live")
-    store: str = _setting("", "URL", "sqlite:///PATH or postgresql://…; empty: retoma.db in the data dir")
+    store: str = _setting("", "URL", "sqlite:///PATH or postgresql://…; empty: retoma.db in the data dir", shown=False)
     host: str = _setting("127.0.0.1", "address", "the address to listen on")
     port: int = _setting(8642, "port", "the port to listen on; 0 picks a free one")
     ready_file: str = _setting("", "path", "written with the base URL once requests are accepted")
@@ -79,6 +88,11 @@ class Settings:
     def on_postgres(self) -> bool:
         """The store is a PostgreSQL database."""
         return self.store.startswith(_POSTGRES)
+
+    @property
+    def shown_store(self) -> str:
+        """Which store it is, without its password."""
+        return without_password(self.store) if self.on_postgres else str(self.database)
 
     @property
     def engine_threads(self) -> int:
@@ -162,15 +176,7 @@ def _as_bool(value: Any) -> bool:
 
 
 def _checked(settings: Settings) -> Settings:
-    for name in (
-        "port",
-        "workers",
-        "threads",
-        "retention_days",
-        "unstored_minutes",
-        "idempotency_hours",
-        "models_loaded",
-    ):
+    for name in _NOT_NEGATIVE:
         if getattr(settings, name) < 0:
             raise Refused(f"{name} = {getattr(settings, name)} is below 0")
     if settings.port > 65535:  # noqa: PLR2004 - the largest port

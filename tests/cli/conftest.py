@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.gguf_file import write_tiny_model
 from tests.support.service import RunningService, start_service
 
 SLOW = {"RETOMA_SCRIPTED_TOKEN_MS": "20", "RETOMA_SCRIPTED_TOKENS": "120"}
@@ -36,14 +37,4 @@ def small_model() -> str:
 @pytest.fixture
 def gguf(tmp_path: Path) -> Path:
     """A small, valid model file without a single tensor."""
-    import gguf
-
-    path = tmp_path / "Tiny-Model.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("Tiny")
-    writer.add_context_length(128)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return write_tiny_model(tmp_path / "Tiny-Model.gguf")

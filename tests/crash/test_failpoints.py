@@ -18,6 +18,8 @@ import pytest
 from retoma.failpoints import Failpoint
 from tests.support.api import Api, text_of
 from tests.support.audit import assert_store_is_sound
+from tests.support.places import place_on
+from tests.support.postgres import wait_past_grace
 from tests.support.service import launch_service, start_service
 from tests.support.waiting import wait_for
 
@@ -157,11 +159,16 @@ FLOWS: dict[str, Callable[[Failpoint, Path], None]] = {
     "snapshot": inside_the_engine,
     "engine": inside_the_engine,
 }
+# The transactions of a task's life: the other flows are of files, or of an engine, which know no store.
+ON_POSTGRESQL_TOO = {"accept", "claim", "append", "finish", "cancel", "recover"}
 WALKED_ELSEWHERE = {"model", "model_row"}  # tests/cli: they are passed in the command line's process
 
 
 def flow_of(point: Failpoint) -> str:
     return point.label.partition(".")[0]
+
+
+WALKED = [point for point in Failpoint if flow_of(point) in FLOWS]
 
 
 def test_every_failpoint_has_a_flow_that_passes_it() -> None:
@@ -171,11 +178,23 @@ def test_every_failpoint_has_a_flow_that_passes_it() -> None:
 @pytest.mark.requirement("S-005")
 @pytest.mark.requirement("S-007")
 @pytest.mark.requirement("P-11.2-persist")
-@pytest.mark.requirement("P-11.2-cancel")
+@pytest.mark.requirement("P-11.2-cancel", "S-005a", "S-007a", "S-007b")
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    "point", [point for point in Failpoint if flow_of(point) in FLOWS], ids=lambda point: point.label
-)
+@pytest.mark.parametrize("point", WALKED, ids=lambda point: point.label)
 def test_a_service_that_dies_at_a_failpoint_loses_and_doubles_nothing(point: Failpoint, tmp_path: Path) -> None:
     FLOWS[flow_of(point)](point, tmp_path)
     assert_store_is_sound(tmp_path)
+
+
+@pytest.mark.requirement("S-005")
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "point", [point for point in WALKED if flow_of(point) in ON_POSTGRESQL_TOO], ids=lambda point: point.label
+)
+def test_on_postgresql_a_service_that_dies_in_a_transaction_loses_and_doubles_nothing(
+    point: Failpoint, postgres_url: str, tmp_path: Path
+) -> None:
+    wait_past_grace(postgres_url)
+    data_dir = place_on(postgres_url, tmp_path / "data")
+    FLOWS[flow_of(point)](point, data_dir)
+    assert_store_is_sound(data_dir)

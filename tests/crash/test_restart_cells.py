@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.api import Api, text_of
 from tests.support.audit import assert_store_is_sound
 from tests.support.service import RunningService, start_service
+from tests.support.waiting import wait_for
 
 POLICIES = ("fail", "retry", "resume")
 # Per state: how the service is started so that three tasks get there and stay there.
@@ -50,6 +52,12 @@ def bring_to(state: str, api: Api, service: RunningService) -> dict[str, str]:
     return tasks
 
 
+def first_restart(api: Api, task_id: str) -> dict[str, Any] | None:
+    """The recovery's event: the first that names the restart, as the kill may have come after one more commit."""
+    log = api.events(task_id)
+    return next((event for event in log if event.get("response", {}).get("task", {}).get("restarts")), None)
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The text that every one of these requests leads to."""
@@ -63,17 +71,16 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.requirement("P-11.3-events")
 @pytest.mark.requirement("S-002")
 @pytest.mark.parametrize("state", CELLS)
-def test_a_task_left_behind_by_kill_9_moves_as_the_table_says(state: str, tmp_path: Path, uninterrupted: str) -> None:
-    with start_service(tmp_path, env=SETTINGS[state]) as service:
+def test_a_task_left_behind_by_kill_9_moves_as_the_table_says(state: str, data_dir: Path, uninterrupted: str) -> None:
+    with start_service(data_dir, env=SETTINGS[state]) as service:
         api = Api(service)
         tasks = bring_to(state, api, service)
         service.kill()
-    with start_service(tmp_path, env={"RETOMA_WORKERS": "3", "RETOMA_SCRIPTED_TOKEN_MS": "1"}) as service:
+    with start_service(data_dir, env={"RETOMA_WORKERS": "3", "RETOMA_SCRIPTED_TOKEN_MS": "1"}) as service:
         api.attach(service)
         for policy, task_id in tasks.items():
-            log = api.events(task_id)
-            # The kill may have come after one more commit, so the recovery's event is the first that names the restart.
-            moved = next(event for event in log if event.get("response", {}).get("task", {}).get("restarts"))
+            moved = wait_for(lambda task_id=task_id: first_restart(api, task_id), "the recovery's event")
+            assert moved is not None
             assert moved["type"] == EVENTS[CELLS[state][policy]]
             assert moved["response"]["task"]["state"] == CELLS[state][policy]
             assert moved["response"]["task"]["restarts"][-1]["from"] == state
@@ -87,4 +94,4 @@ def test_a_task_left_behind_by_kill_9_moves_as_the_table_says(state: str, tmp_pa
             else:
                 assert (ended["status"], text_of(ended)) == ("completed", uninterrupted)
         assert service.stop() == 0
-    assert_store_is_sound(tmp_path)
+    assert_store_is_sound(data_dir)

@@ -1,4 +1,4 @@
-"""Two services on one data directory: both stay correct, and the living one takes over from the dead one."""
+"""Two services on one store, on PostgreSQL as on two hosts: both stay correct, and the living one takes over."""
 
 from __future__ import annotations
 
@@ -8,58 +8,59 @@ import pytest
 
 from tests.support.api import Api, text_of
 from tests.support.audit import assert_store_is_sound
+from tests.support.places import another_host
 from tests.support.service import start_service
 
-SETTINGS = {"RETOMA_SCRIPTED_TOKEN_MS": "10"}
+SETTINGS = {"RETOMA_SCRIPTED_TOKEN_MS": "12"}
 
 
-@pytest.mark.requirement("S-002")
+@pytest.mark.requirement("S-002", "S-002a")
 @pytest.mark.timeout(120)
-def test_a_second_service_takes_over_the_tasks_of_a_killed_one(tmp_path: Path) -> None:
-    with (
-        start_service(tmp_path, env=SETTINGS) as first,
-        start_service(tmp_path, env={**SETTINGS, "RETOMA_WORKERS": "1"}) as second,
-    ):
-        here, there = Api(first), Api(second)
+def test_a_second_service_takes_over_the_tasks_of_a_killed_one(data_dir: Path) -> None:
+    with start_service(data_dir, env=SETTINGS) as first:
+        here = Api(first)
         task = here.create()
-        before = here.wait_tokens(task, 20)
-        assert before < 256
-        first.kill()
-        ended = there.wait_finished(task)
-        assert ended["status"] == "completed"
-        assert ended["task"]["restarts"][-1]["policy"] == "resume"
-        same = text_of(there.wait_finished(there.create()))
-        assert text_of(ended) == same
-        assert second.stop() == 0
-    assert_store_is_sound(tmp_path)
+        here.wait_tokens(task, 1)  # it is the first one's before there is another
+        with start_service(another_host(data_dir), env={**SETTINGS, "RETOMA_WORKERS": "1"}) as second:
+            there = Api(second)
+            before = here.wait_tokens(task, 20)
+            assert before < 256
+            first.kill()
+            ended = there.wait_finished(task)
+            assert ended["status"] == "completed"
+            assert ended["task"]["restarts"][-1]["policy"] == "resume"
+            same = text_of(there.wait_finished(there.create()))
+            assert text_of(ended) == same
+            assert second.stop() == 0
+    assert_store_is_sound(data_dir)
 
 
-@pytest.mark.requirement("S-002")
+@pytest.mark.requirement("S-002", "S-002a")
 @pytest.mark.timeout(120)
-def test_any_service_streams_and_cancels_what_another_works_on(tmp_path: Path) -> None:
+def test_any_service_streams_and_cancels_what_another_works_on(data_dir: Path) -> None:
     with (
-        start_service(tmp_path, env={**SETTINGS, "RETOMA_WORKERS": "2"}) as first,
-        start_service(tmp_path, env={**SETTINGS, "RETOMA_WORKERS": "0"}) as second,
+        start_service(data_dir, env={**SETTINGS, "RETOMA_WORKERS": "2"}) as first,
+        start_service(another_host(data_dir), env={**SETTINGS, "RETOMA_WORKERS": "0"}) as second,
     ):
         worker, other = Api(first), Api(second)
         streamed, cancelled = worker.create("one"), other.create("two")
-        assert other.follow(streamed) == worker.follow(streamed)
         other.wait_tokens(cancelled, 5)
         assert other.cancel(cancelled)["status"] == "cancelled"
+        assert other.follow(streamed) == worker.follow(streamed)
         assert worker.get(cancelled)["status"] == "cancelled"
         assert worker.get(streamed)["status"] == "completed"
         assert first.stop() == second.stop() == 0
-    assert_store_is_sound(tmp_path)
+    assert_store_is_sound(data_dir)
 
 
 @pytest.mark.requirement("S-002")
 @pytest.mark.timeout(120)
-def test_a_living_neighbours_tasks_are_left_alone_by_a_start(tmp_path: Path) -> None:
-    with start_service(tmp_path, env={**SETTINGS, "RETOMA_WORKERS": "1"}) as first:
+def test_a_living_neighbours_tasks_are_left_alone_by_a_start(data_dir: Path) -> None:
+    with start_service(data_dir, env={**SETTINGS, "RETOMA_WORKERS": "1"}) as first:
         api = Api(first)
         running, queued = api.create(on_restart="fail"), api.create(on_restart="fail")
         api.wait_tokens(running, 5)
-        with start_service(tmp_path, env={**SETTINGS, "RETOMA_WORKERS": "0"}) as second:
+        with start_service(another_host(data_dir), env={**SETTINGS, "RETOMA_WORKERS": "0"}) as second:
             assert second.stop() == 0
         for task in (running, queued):
             ended = api.wait_finished(task)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +47,11 @@ class Server:
     instance: Instance
     stop: Callable[[], None]
     attendance: Attendance
+    loop: asyncio.AbstractEventLoop
+
+    def on_loop(self, act: Coroutine[Any, Any, None]) -> None:
+        """Runs it on the service's event loop."""
+        asyncio.run_coroutine_threadsafe(act, self.loop).result(BOUND_S)
 
     def http(self, token: str | None = TOKEN) -> httpx.Client:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -99,7 +104,9 @@ class _Thread:
             await asyncio.sleep(0.005)
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         context: Context = app.state.context
-        self.server = Server(url, store, instance, lambda: loop.call_soon_threadsafe(stop) and None, context.attendance)
+        self.server = Server(
+            url, store, instance, lambda: loop.call_soon_threadsafe(stop) and None, context.attendance, loop
+        )
         self.ready.set()
         await serving
         await instance.stop()

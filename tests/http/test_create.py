@@ -14,7 +14,7 @@ from tests.http.service import Server, events_of, parse_sse, raw_request, submit
 BODY: dict[str, Any] = {"model": "scripted", "input": "Tell me of the sea.", "max_output_tokens": 6}
 
 
-@pytest.mark.requirement("P-11.2-persist")
+@pytest.mark.requirement("P-11.2-persist", "S-005c")
 def test_a_202_names_a_response_that_is_in_the_store_by_then(api: httpx.Client, server: Server) -> None:
     reply = api.post("/v1/responses", json=BODY | {"background": True})
     body = reply.json()

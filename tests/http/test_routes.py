@@ -34,7 +34,7 @@ class TestCancel:
         reply = api.post(f"/v1/responses/{made['id']}/cancel")
         assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_request")
 
-    @pytest.mark.requirement("S-003")
+    @pytest.mark.requirement("S-003", "S-003b", "S-003c")
     def test_an_old_version_changes_nothing(self, api: httpx.Client) -> None:
         made = submit(api, max_output_tokens=None)
         running = wait_state(api, made["id"], "running")
@@ -60,6 +60,7 @@ class TestCancel:
 
 
 class TestDelete:
+    @pytest.mark.requirement("S-003c")
     def test_an_unfinished_response_is_refused(self, api: httpx.Client) -> None:
         made = submit(api, max_output_tokens=None)
         path = f"/v1/responses/{made['id']}"

@@ -13,8 +13,9 @@ from typing import Any
 
 import click
 
+from retoma.blobs.gguf_file import read_facts
 from retoma.cli.failures import OperationFailed
-from retoma.cli.gguf_file import find_source, read_facts, shorten
+from retoma.cli.gguf_file import find_source, shorten
 from retoma.cli.opened import Opened, opened
 from retoma.cli.options import data_dir_option, example, json_option, settings_for, store_option
 from retoma.cli.printing import note, print_fields, print_json, print_table, size_of, time_of

@@ -27,15 +27,29 @@ _SETTLED_AFTER_S = 60.0
 
 
 @runtime_checkable
+class Inspected(Protocol):
+    """A store whose database can be asked whether it is whole."""
+
+    def integrity_problems(self) -> list[str]:
+        """What the database itself finds wrong."""
+        ...
+
+
+@runtime_checkable
 class FileStore(Protocol):
     """A store that is a file of this machine."""
 
-    def integrity_problems(self) -> list[str]:
-        """What the database itself finds wrong with the file."""
-        ...
-
     def backup(self, path: Path) -> None:
         """A consistent copy under a new name."""
+        ...
+
+
+@runtime_checkable
+class ServerStore(Protocol):
+    """A store in a database server."""
+
+    def size_bytes(self) -> int:
+        """What its tables take."""
         ...
 
 
@@ -132,12 +146,16 @@ def backup(*, path: Path, data_dir: str | None, store: str | None) -> None:
 
     Model files are not in it: copy the folder `models` as well. Snapshots only save time and need no backup.
     """
+    settings = settings_for(data_dir, store)
+    if settings.on_postgres:
+        raise Refused("a store in PostgreSQL is copied with the server's own tools: use pg_dump with the store's URL")
     if path.exists() or path.is_symlink():
         raise Refused(f"{path} is there already; choose another name")
     if not path.absolute().parent.is_dir():
         raise OperationFailed(f"there is no folder {path.absolute().parent}; make it first, or choose another")
-    with opened(settings_for(data_dir, store)) as here:
-        _file_store(here).backup(path)
+    with opened(settings) as here:
+        assert isinstance(here.store, FileStore)
+        here.store.backup(path)
     click.echo(f"The store is copied to {path} ({size_of(_size(path))})")
 
 
@@ -153,13 +171,12 @@ def migrate(*, data_dir: str | None, store: str | None) -> None:
 
 def _info(here: Opened) -> dict[str, Any]:
     instances, _ = here.store.read(read_instances_and_owners)
-    database, data_dir = here.settings.database, here.settings.data_dir
+    data_dir = here.settings.data_dir
     return {
-        "store": str(database),
+        "store": here.settings.shown_store,
         "schema_version": _schema_version(here),
         "bytes": {
-            "database": _size(database),
-            "log": _size(database.with_name(f"{database.name}-wal")),
+            **_database_sizes(here),
             "models": _size_below(data_dir / "models"),
             "snapshots": _size_below(data_dir / "snapshots"),
         },
@@ -178,19 +195,29 @@ def _info(here: Opened) -> dict[str, Any]:
     }
 
 
-def _schema_version(here: Opened) -> int:
-    from retoma.store.migrate import prepare  # noqa: PLC0415 - it loads the driver
+def _database_sizes(here: Opened) -> dict[str, int]:
+    if isinstance(here.store, ServerStore):
+        return {"database": here.store.size_bytes()}
+    database = here.settings.database
+    return {"database": _size(database), "log": _size(database.with_name(f"{database.name}-wal"))}
 
-    return prepare(here.settings.database, here.clock.wall_ms()).version
+
+def _schema_version(here: Opened) -> int:
+    from retoma import bootstrap  # noqa: PLC0415 - brings the whole server with it
+
+    return bootstrap.migrate_store(here.settings, here.clock)
 
 
 def _findings(here: Opened) -> Iterator[Finding]:
-    from retoma.store.migrate import schema_problems  # noqa: PLC0415 - it loads the driver
+    from retoma import bootstrap  # noqa: PLC0415 - brings the whole server with it
 
-    problems = [*_file_store(here).integrity_problems(), *schema_problems(here.settings.database)]
+    assert isinstance(here.store, Inspected)
+    problems = [*here.store.integrity_problems(), *bootstrap.schema_problems(here.settings)]
     yield from (Finding("I14", "", None, problem) for problem in problems)
     yield from here.store.read(check)
-    folders = Folders(here.settings.data_dir / "models", here.settings.data_dir / "snapshots")
+    folders = Folders(
+        here.settings.data_dir / "models", here.settings.data_dir / "snapshots", complete=not here.settings.on_postgres
+    )
     settled_before_s = here.clock.wall_ms() / 1000 - _SETTLED_AFTER_S
     yield from here.store.read(partial(check_files, folders=folders, settled_before_s=settled_before_s))
 
@@ -205,12 +232,6 @@ def _rebuild(here: Opened) -> tuple[list[str], list[str]]:
         unreadable += page.unreadable
         after = page.next_after
     return differed, unreadable
-
-
-def _file_store(here: Opened) -> FileStore:
-    if not isinstance(here.store, FileStore):
-        raise Refused("this store is no file of this machine; use the database's own tools, such as pg_dump")
-    return here.store
 
 
 def _wire(finding: Finding) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 import retoma
 from retoma.http import docs, health, models, responses, tasks
+from retoma.http import service as service_routes
 from retoma.http.attendance import Attendance
 from retoma.http.edge import BodyLimit, HostCheck
 from retoma.http.errors import Net, on_http_exception, on_validation_error
@@ -31,7 +32,7 @@ def create_app(service: Service, settings: Settings, *, keep_alive_s: float = KE
         dependencies=[Depends(authorize)],
     )
     app.state.context = Context(service, settings, Attendance(), keep_alive_s)
-    for module in (responses, models, tasks, health, docs):
+    for module in (responses, models, tasks, service_routes, health, docs):
         app.include_router(module.router)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(RequestValidationError, on_validation_error)

@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import logging
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from retoma.blobs.gguf_file import read_facts
 from retoma.blobs.models import ModelFiles
 from retoma.engines.frames import Load, Ready
-from retoma.errors import ModelCorrupt, ModelNotFound, ModelUnavailable, RetomaError
+from retoma.errors import (
+    Conflict,
+    InvalidRequest,
+    ModelCorrupt,
+    ModelNotFound,
+    ModelUnavailable,
+    NotFound,
+    RetomaError,
+    StoreFull,
+    StoreUnavailable,
+)
 from retoma.runtime.bridge import AsyncStore
 from retoma.runtime.service import ModelInfo
 from retoma.settings import Settings
 from retoma.store.rows import ModelRow
-from retoma.transactions.models import add_model_facts, read_model, read_models, set_model_state
+from retoma.transactions.models import (
+    RegisterModel,
+    add_model_facts,
+    read_model,
+    read_models,
+    register_model,
+    remove_model,
+    set_model_state,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +52,7 @@ class Catalog:
         self._store = store
         self._files = files
         self._settings = settings
+        self._importing = asyncio.Lock()
 
     async def list(self) -> list[ModelInfo]:
         """All models, by name."""
@@ -56,6 +78,42 @@ class Catalog:
         raise ModelNotFound(
             f"no model named {wanted!r} is registered; `retoma models list` shows those that are", param="model"
         )
+
+    async def register(self, file: str, name: str, now_ms: int) -> ModelInfo:
+        """See Service.register_model. File first, row last; interrupted anywhere, it can be asked for again."""
+        if name == SCRIPTED.name:
+            raise InvalidRequest(f"the name {name!r} is that of the tests' model", param="name")
+        source = self._files.incoming(file)
+        try:
+            async with self._importing:
+                return await self._register(source, name, now_ms)
+        except ModelUnavailable as unreadable:
+            raise InvalidRequest(unreadable.message, param="file") from unreadable
+        except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise StoreFull from error
+            raise StoreUnavailable(f"the model's file can't be taken in: {error.strerror}") from error
+
+    async def _register(self, source: Path, name: str, now_ms: int) -> ModelInfo:
+        facts = await asyncio.to_thread(read_facts, source)
+        taken = await asyncio.to_thread(self._files.import_file, source, _no_progress)
+        told = f"incoming:{source.name}"
+        command = RegisterModel(name, taken.digest, taken.size_bytes, "llama", told, facts, now_ms)
+        row = await self._store.transact(partial(register_model, command=command))
+        # Whoever removed the last row of the same content meanwhile may have taken the file with it.
+        if not self._files.path(row.digest).exists():
+            await asyncio.to_thread(self._files.import_file, source, _no_progress)
+        await asyncio.to_thread(source.unlink, missing_ok=True)
+        return _info(row)
+
+    async def remove(self, name: str, version: int | None) -> None:
+        """See Service.remove_model. The row goes now; housekeeping takes the file once no row names it."""
+        if name == SCRIPTED.name and self._settings.scripted:
+            raise Conflict("the model `scripted` is switched on by a setting and can't be removed")
+        try:
+            await self._store.transact(partial(remove_model, name=name, version=version))
+        except ModelNotFound as missing:
+            raise NotFound(missing.message) from missing
 
     async def loadable(self) -> frozenset[str] | None:
         """The models whose files are here; None on SQLite, where all instances see the same files.
@@ -138,7 +196,9 @@ class Catalog:
 
 
 def _info(row: ModelRow) -> ModelInfo:
-    return ModelInfo(row.name, row.created_at_ms, row.digest, row.size_bytes, row.engine, row.state, row.fact_fields)
+    return ModelInfo(
+        row.name, row.created_at_ms, row.digest, row.size_bytes, row.engine, row.state, row.fact_fields, row.version
+    )
 
 
 def _no_progress(_done: int, _total: int) -> None:

@@ -29,7 +29,8 @@ from retoma.runtime.feed import Feed, wait_for
 from retoma.runtime.housekeeping import Housekeeping
 from retoma.runtime.membership import Membership
 from retoma.runtime.recovery import Recovery
-from retoma.runtime.service import ModelInfo
+from retoma.runtime.service import ModelInfo, ServiceInfo
+from retoma.runtime.stored_settings import StoredSettings
 from retoma.settings import Settings
 from retoma.store.contract import Store, Tx
 from retoma.transactions.accept import Accept, Accepted, accept
@@ -38,6 +39,7 @@ from retoma.transactions.clients import Client, read_client
 from retoma.transactions.delete import Delete, delete
 from retoma.transactions.log import queue_length
 from retoma.transactions.read import SeenResponse, read_log, read_response, read_states
+from retoma.transactions.service import ChangeService, StoredService, change_service, keep_service, read_service
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -112,11 +114,13 @@ class Instance:
         )
         self._dispatcher = Dispatcher(tools, settings.workers)
         self._recovery = Recovery(self._store, self._membership, clock, ids, can_work=settings.workers > 0)
-        self._housekeeping = Housekeeping(self._store, snapshots, models, clock, settings)
+        self._stored = StoredSettings(self._store, clock, settings)
+        self._housekeeping = Housekeeping(self._store, snapshots, models, clock, self._stored)
         self._loops: list[asyncio.Task[None]] = []
         self._started = self._stopping = False
         self._hurry = asyncio.Event()
         self._unchecked = 0
+        self._queue_max: int = 0
 
     @property
     def instance_id(self) -> str:
@@ -125,6 +129,8 @@ class Instance:
 
     async def start(self) -> None:
         """Joins, recovers what was left behind, then begins to work; raises Unavailable."""
+        keep = partial(keep_service, candidate=self.ids.new("svc"), now_ms=self.clock.wall_ms())
+        await self._store.transact(keep)
         await self._membership.join()
         self._membership.on_fenced = self._dispatcher.pause
         self._membership.on_confirmed = self._dispatcher.resume
@@ -223,6 +229,31 @@ class Instance:
         """See Service.resolve_model."""
         return await self._catalog.find(name)
 
+    async def register_model(self, file: str, name: str) -> ModelInfo:
+        """See Service.register_model."""
+        return await self._catalog.register(file, name, self.clock.wall_ms())
+
+    async def remove_model(self, name: str, version: int | None) -> None:
+        """See Service.remove_model."""
+        await self._catalog.remove(name, version)
+
+    async def describe(self) -> ServiceInfo:
+        """See Service.describe."""
+        if not self._started:
+            raise Unavailable(_RECOVERING)
+        return self._info(await self._store.read(read_service))
+
+    async def change(self, command: ChangeService) -> ServiceInfo:
+        """See Service.change."""
+        if not self._started:
+            raise Unavailable(_RECOVERING)
+        changed = await self._store.transact(partial(change_service, command=command))
+        self._stored.forget()
+        return self._info(changed)
+
+    def _info(self, stored: StoredService) -> ServiceInfo:
+        return ServiceInfo(stored.id, stored.version, stored.values, self._stored.in_force(stored))
+
     async def authenticate(self, token: str) -> Client | None:
         """See Service.authenticate."""
         token_hash = hashlib.sha256(token.encode()).digest()
@@ -237,6 +268,10 @@ class Instance:
         if not self._started:
             return _RECOVERING
         return self._store.problem()
+
+    async def housekeep(self) -> None:
+        """One pass of housekeeping now, instead of within the next minute."""
+        await self._housekeeping.once()
 
     def pause(self) -> None:
         """Stops all protected work until `resume`; what is accepted waits."""
@@ -256,11 +291,12 @@ class Instance:
         Counting costs as much as the queue is long, so it is done once for every half of the room that was left. Other
         instances may fill the other half meanwhile; the bound is a protection, not a promise.
         """
-        if self._unchecked <= 0:
-            waiting = await self._store.read(partial(queue_length, limit=self._settings.queue_max))
-            self._unchecked = (self._settings.queue_max - waiting) // 2
+        queue_max: int = await self._stored.get("queue_max")
+        if self._unchecked <= 0 or queue_max != self._queue_max:
+            waiting = await self._store.read(partial(queue_length, limit=queue_max))
+            self._queue_max, self._unchecked = queue_max, (queue_max - waiting) // 2
         self._unchecked -= 1
-        return None if self._unchecked >= 0 else self._settings.queue_max
+        return None if self._unchecked >= 0 else queue_max
 
     async def _ended_within(self, task_id: str, seconds: float) -> None:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -14,6 +14,7 @@ from retoma.transactions.cancel import Cancel
 from retoma.transactions.clients import Client
 from retoma.transactions.delete import Delete
 from retoma.transactions.read import SeenResponse
+from retoma.transactions.service import ChangeService
 
 T = TypeVar("T")
 
@@ -29,6 +30,17 @@ class ModelInfo:
     engine: str
     state: str
     facts: dict[str, Any]
+    version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceInfo:
+    """What all instances of this store have in common; `stored` settings go before an instance's own."""
+
+    id: str
+    version: int
+    stored: Mapping[str, Any]
+    in_force: Mapping[str, Any]
 
 
 class Service(Protocol):
@@ -76,6 +88,25 @@ class Service(Protocol):
 
     async def resolve_model(self, name: str | None) -> ModelInfo:
         """The model of this name; without one, the configured or the only one. Raises ModelNotFound."""
+        ...
+
+    async def register_model(self, file: str, name: str) -> ModelInfo:
+        """Takes in a file of the folder `models/incoming` and registers it; the file is gone from there afterwards.
+
+        Raises InvalidRequest for a name or a file that can't be one, and Conflict for a name of other content.
+        """
+        ...
+
+    async def remove_model(self, name: str, version: int | None) -> None:
+        """Removes a model, at this version; its file goes later. Raises NotFound, StaleVersion or TaskUnfinished."""
+        ...
+
+    async def describe(self) -> ServiceInfo:
+        """Identity and settings of the service."""
+        ...
+
+    async def change(self, command: ChangeService) -> ServiceInfo:
+        """Stores settings for all instances; raises InvalidRequest or StaleVersion."""
         ...
 
     async def authenticate(self, token: str) -> Client | None:

@@ -15,7 +15,7 @@ import apsw
 from retoma.errors import Refused, RetomaError
 from retoma.store import sqlite
 from retoma.store.schema import COMPATIBILITY as _COMPATIBILITY
-from retoma.store.schema import SCHEMA_VERSION, Migration, Schema, migrations_for, refuse_newer
+from retoma.store.schema import SCHEMA_VERSION, Migration, Schema, differences, migrations_for, refuse_newer
 
 APPLICATION_ID = 0x52544D41  # "RTMA", so that another program's database is never taken for ours
 
@@ -118,7 +118,7 @@ def schema_problems(path: Path) -> list[str]:
             return []
         for migration in migrations():
             fresh.execute(migration.sql)
-        return [*_differences(_objects(fresh), _objects(connection)), *_changed_migrations(connection)]
+        return [*differences(_objects(fresh), _objects(connection)), *_changed_migrations(connection)]
     except apsw.Error as error:
         raise sqlite.translate(error, path) from error
     finally:
@@ -129,13 +129,6 @@ def schema_problems(path: Path) -> list[str]:
 def _objects(connection: apsw.Connection) -> dict[str, str]:
     query = "SELECT type || ' ' || name, sql FROM sqlite_schema WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
     return dict(connection.execute(query))
-
-
-def _differences(expected: dict[str, str], found: dict[str, str]) -> list[str]:
-    missing = [f"the {name} is missing" for name in sorted(expected.keys() - found.keys())]
-    extra = [f"the {name} is not of this schema" for name in sorted(found.keys() - expected.keys())]
-    common = sorted(expected.keys() & found.keys())
-    return missing + extra + [f"the {name} is not as it was made" for name in common if expected[name] != found[name]]
 
 
 def _changed_migrations(connection: apsw.Connection) -> list[str]:

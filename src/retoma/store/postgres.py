@@ -40,6 +40,10 @@ SELECT 'the trigger ' || tgname || ' is switched off' FROM pg_trigger
 WHERE tgenabled <> 'O' AND tgrelid IN (SELECT oid FROM pg_class WHERE relnamespace = current_schema()::regnamespace)
 ORDER BY 1
 """
+_SIZE = b"""
+SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
+WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r'
+"""
 
 
 class PostgresStore:
@@ -145,9 +149,17 @@ class PostgresStore:
 
     def integrity_problems(self) -> list[str]:
         """What the server's catalogue shows to be wrong, one sentence each; pages are checked by `pg_amcheck`."""
+        return [str(line) for (line,) in self._look_up(_INTEGRITY)]
+
+    def size_bytes(self) -> int:
+        """Of all tables of the schema, with their indexes."""
+        ((size,),) = self._look_up(_SIZE)
+        return size
+
+    def _look_up(self, query: bytes) -> list[tuple[Any, ...]]:
         connection = self._server.connect()
         try:
-            return [str(line) for (line,) in connection.execute(_INTEGRITY)]
+            return connection.execute(query).fetchall()
         except psycopg.Error as error:
             raise StoreUnavailable(str(error)) from error
         finally:

@@ -141,11 +141,14 @@ class Listener:
         self._thread.join()
 
     def _run(self) -> None:
+        told = False
         while not self._ended.is_set():
             try:
                 self._listen()
             except (psycopg.Error, StoreUnavailable) as error:
-                logger.warning("wake-ups from other instances are late until the store is back: %s", error)
+                if self.listening.is_set() or not told:  # once for each time that the store is away
+                    logger.warning("wake-ups from other instances are late until the store is back: %s", error)
+                    told = True
             self.listening.clear()
             self._ended.wait(_RETRY_S)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg
@@ -53,6 +54,7 @@ _SESSION = {
     "tcp_user_timeout": 6_000,
 }
 _SESSION_ENDED = re.compile(r"08...|57P0[1-5]|25P0[34]")
+_PORTS = re.compile(r"[\d,]*", re.ASCII)
 _IN_EACH_OTHERS_WAY = {"40001", "40P01", "55P03"}
 
 
@@ -88,6 +90,7 @@ class Server:
             given = conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
             raise Refused("the store's URL can't be read; write postgresql://USER@HOST:PORT/DATABASE") from error
+        _refuse_torn(given)
         self.tag = os.urandom(8).hex()
         self.place = f"PostgreSQL at {given.get('host') or 'the local socket'}, database {given.get('dbname') or ''}"
         self.application_name = f"retoma {self.tag}"
@@ -134,6 +137,13 @@ class Server:
             "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity WHERE pid = %s AND application_name = %s",
             (_END_SESSION_MS, pid, self.application_name),
         )
+
+
+def _refuse_torn(given: Mapping[str, Any]) -> None:
+    """A password with an unescaped `@` or `/` tears the URL apart, and error messages would show its pieces."""
+    host, port = str(given.get("host") or ""), str(given.get("port") or "")
+    if "@" in host.lstrip("@") or not _PORTS.fullmatch(port):
+        raise Refused("the store's URL can't be read; write @ : / ? # in its password as %40 %3A %2F %3F %23")
 
 
 def _configure(connection: Connection) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
@@ -55,3 +56,11 @@ def refuse_newer(schema: Schema, place: object, known: int = SCHEMA_VERSION) -> 
             f"{place} has schema {schema.version}, which needs a newer Retoma than this one (schema {known}); "
             "upgrade Retoma or restore a backup; nothing was changed"
         )
+
+
+def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    """Where the objects of a store are not those that the migrations make, one sentence each."""
+    missing = [f"the {name} is missing" for name in sorted(expected.keys() - found.keys())]
+    extra = [f"the {name} is not of this schema" for name in sorted(found.keys() - expected.keys())]
+    common = sorted(expected.keys() & found.keys())
+    return missing + extra + [f"the {name} is not as it was made" for name in common if expected[name] != found[name]]

@@ -9,10 +9,11 @@ from retoma.errors import Conflict, ModelNotFound, StaleVersion, TaskUnfinished
 from retoma.failpoints import Failpoint, passing
 from retoma.store.contract import Tx
 from retoma.store.rows import ModelRow
-from retoma.store.statements import statement
+from retoma.store.statements import Statement, statement
 
 INSERT = statement("models.insert")
 READ = statement("models.read")
+LOCK = statement("models.lock")
 ALL = statement("models.all")
 UPDATE = statement("models.update")
 DELETE = statement("models.delete")
@@ -35,7 +36,7 @@ class RegisterModel:
 
 def register_model(tx: Tx, command: RegisterModel) -> ModelRow:
     """Writes the row; the same name with the same content is no change. Raises Conflict for other content."""
-    found = tx.row(READ, {"name": command.name})
+    found = tx.row(LOCK, {"name": command.name})
     if found is not None:
         row = ModelRow(*found)
         if row.digest != command.digest:
@@ -62,7 +63,11 @@ def register_model(tx: Tx, command: RegisterModel) -> ModelRow:
 
 def read_model(tx: Tx, name: str) -> ModelRow:
     """One model; raises ModelNotFound."""
-    row = tx.row(READ, {"name": name})
+    return _found(tx, READ, name)
+
+
+def _found(tx: Tx, query: Statement, name: str) -> ModelRow:
+    row = tx.row(query, {"name": name})
     if row is None:
         raise ModelNotFound(f"no model named {name!r} is registered; `retoma models list` shows those that are")
     return ModelRow(*row)
@@ -75,23 +80,26 @@ def read_models(tx: Tx) -> list[ModelRow]:
 
 def set_model_state(tx: Tx, name: str, state: str) -> None:
     """Marks a model `available` or `corrupt`; raises ModelNotFound."""
-    row = read_model(tx, name)
+    row = _found(tx, LOCK, name)
     if row.state != state:
         _update(tx, row, state, row.facts)
 
 
 def add_model_facts(tx: Tx, name: str, facts: dict[str, object]) -> None:
     """Adds what a self-test has found; raises ModelNotFound."""
-    row = read_model(tx, name)
+    row = _found(tx, LOCK, name)
     _update(tx, row, row.state, encode_json({**row.fact_fields, **facts}))
 
 
-def remove_model(tx: Tx, name: str) -> str | None:
+def remove_model(tx: Tx, name: str, version: int | None = None) -> str | None:
     """Removes the row; the digest of the file that no row names any more, or None.
 
-    Raises ModelNotFound, or TaskUnfinished while an unfinished task needs the model.
+    Raises ModelNotFound, StaleVersion when it is not at `version`, or TaskUnfinished while an unfinished task needs it.
+    Driven again after an unknown commit, it raises ModelNotFound: gone.
     """
-    row = read_model(tx, name)
+    row = _found(tx, LOCK, name)
+    if version not in {None, row.version}:
+        raise StaleVersion(f"the model {name} is at version {row.version}, not {version}; nothing was changed")
     needed = tx.row(UNFINISHED, {"model": name})
     assert needed is not None
     if needed[0]:

@@ -9,6 +9,13 @@ SELECT name, digest, size_bytes, engine, source, state, facts, version, created_
 FROM models
 WHERE name = :name;
 
+-- name: lock
+-- One model by its name, locked, before it is changed or removed.
+SELECT name, digest, size_bytes, engine, source, state, facts, version, created_at_ms
+FROM models
+WHERE name = :name
+$FOR_UPDATE;
+
 -- name: all
 -- Every model, by name.
 SELECT name, digest, size_bytes, engine, source, state, facts, version, created_at_ms
