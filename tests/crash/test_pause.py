@@ -20,28 +20,27 @@ SETTINGS = {"RETOMA_SCRIPTED_TOKEN_MS": "20", "RETOMA_LEASE_S": "1.5", "RETOMA_W
 @pytest.mark.requirement("S-002", "S-006a", "S-006b")
 @pytest.mark.timeout(120)
 def test_a_service_that_was_paused_past_its_lease_loses_its_task_and_begins_anew(data_dir: Path) -> None:
-    with start_service(data_dir, env=SETTINGS) as paused:
-        here = Api(paused)
-        task = here.create()
-        here.wait_tokens(task, 1)  # it is this one's before there is another
-        with start_service(another_host(data_dir), env=SETTINGS) as other:
-            there = Api(other)
-            there.seen = here.seen
-            owner = here.get(task)["task"]["instance"]
-            before = here.wait_tokens(task, 20)
-            os.kill(paused.pid, signal.SIGSTOP)
-            taken = there.wait_tokens(task, before + 10)
-            assert taken < 256, "the text was over before the old owner woke up"
-            os.kill(paused.pid, signal.SIGCONT)
-            ended = there.wait_finished(task)
-            assert ended["status"] == "completed"
-            assert ended["task"]["instance"] != owner
-            (restart,) = ended["task"]["restarts"]
-            assert restart["policy"] == "resume"
-            # The same text as one that nothing happened to, and the same events for both services' clients.
-            assert text_of(ended) == text_of(there.wait_finished(there.create()))
-            assert there.follow(task) == here.follow(task)
-            # The one that was paused has a new name and works again.
-            assert here.wait_finished(here.create("another", max_output_tokens=5))["status"] == "incomplete"
-            assert paused.stop() == other.stop() == 0
+    with (
+        start_service(data_dir, env=SETTINGS) as paused,
+        start_service(another_host(data_dir), env=SETTINGS) as other,
+    ):
+        here, there = Api(paused), Api(other)
+        there.seen = here.seen
+        task, owner = here.create_here(), here.instance
+        before = here.wait_tokens(task, 20)
+        os.kill(paused.pid, signal.SIGSTOP)
+        taken = there.wait_tokens(task, before + 10)
+        assert taken < 256, "the text was over before the old owner woke up"
+        os.kill(paused.pid, signal.SIGCONT)
+        ended = there.wait_finished(task)
+        assert ended["status"] == "completed"
+        assert ended["task"]["instance"] != owner
+        (restart,) = ended["task"]["restarts"]
+        assert restart["policy"] == "resume"
+        # The same text as one that nothing happened to, and the same events for both services' clients.
+        assert text_of(ended) == text_of(there.wait_finished(there.create()))
+        assert there.follow(task) == here.follow(task)
+        # The one that was paused has a new name and works again.
+        assert here.wait_finished(here.create("another", max_output_tokens=5))["status"] == "incomplete"
+        assert paused.stop() == other.stop() == 0
     assert_store_is_sound(data_dir)

@@ -127,35 +127,35 @@ def test_an_instance_without_its_store_stops_before_another_takes_over_and_can_c
 ) -> None:
     """Swallowed: nothing arrives. Late: the renewal, and all else that was sent, arrives after the take-over."""
     wait_past_grace(postgres_url)
-    with Proxy(postgres_url) as line, start_service(place_on(line.url, tmp_path / "cut-off"), env=SLOW) as cut_off:
-        here = Api(cut_off)
-        task = here.create()
-        here.wait_tokens(task, 5)
-        owner = here.get(task)["task"]["instance"]
-        with start_service(place_on(postgres_url, tmp_path / "other"), env=SLOW) as other:
-            there = Api(other)
-            if fault == "swallowed":
-                line.swallow()
-            else:
-                line.hold()
-            wait_for(lambda: there.get(task)["task"]["instance"] != owner, "another to take over")
-            there.wait_tokens(task, there.http.get(f"/v1/tasks/{task}").json()["output_tokens"] + 5)
-            moved = there.get(task)["task"]
-            assert moved["state"] == "running", "the text was over before the line was back"
-            assert instant_of(cut_off.log, "pauses its work") < instant_of(other.log, "recovered 1 tasks")
-            line.release()
-            ended = there.wait_finished(task)
-            assert ended["task"]["instance"] == moved["instance"]
-            assert len(ended["task"]["restarts"]) == 1
-            assert text_of(ended) == expected
-            # The one that was cut off has a new name, and works again.
-            assert here.wait_finished(here.create("another", max_output_tokens=5))["status"] == "incomplete"
-            assert here.follow(task) == there.follow(task)
-            names = {name for (name,) in administer(postgres_url, "SELECT id FROM instances WHERE state = 'alive'")}
-            assert owner not in names
-            assert line.bytes_swallowed + line.bytes_held > 0, "the line was never without a use"
-            assert (line.bytes_swallowed > 0) == (fault == "swallowed")
-            assert cut_off.stop() == other.stop() == 0
+    with (
+        Proxy(postgres_url) as line,
+        start_service(place_on(line.url, tmp_path / "cut-off"), env=SLOW) as cut_off,
+        start_service(place_on(postgres_url, tmp_path / "other"), env=SLOW) as other,
+    ):
+        here, there = Api(cut_off), Api(other)
+        task, owner = here.create_here(), here.instance
+        if fault == "swallowed":
+            line.swallow()
+        else:
+            line.hold()
+        wait_for(lambda: there.get(task)["task"]["instance"] != owner, "another to take over")
+        there.wait_tokens(task, there.http.get(f"/v1/tasks/{task}").json()["output_tokens"] + 5)
+        moved = there.get(task)["task"]
+        assert moved["state"] == "running", "the text was over before the line was back"
+        assert instant_of(cut_off.log, "pauses its work") < instant_of(other.log, "recovered 1 tasks")
+        line.release()
+        ended = there.wait_finished(task)
+        assert ended["task"]["instance"] == moved["instance"]
+        assert len(ended["task"]["restarts"]) == 1
+        assert text_of(ended) == expected
+        # The one that was cut off has a new name, and works again.
+        assert here.wait_finished(here.create("another", max_output_tokens=5))["status"] == "incomplete"
+        assert here.follow(task) == there.follow(task)
+        names = {name for (name,) in administer(postgres_url, "SELECT id FROM instances WHERE state = 'alive'")}
+        assert owner not in names
+        assert line.bytes_swallowed + line.bytes_held > 0, "the line was never without a use"
+        assert (line.bytes_swallowed > 0) == (fault == "swallowed")
+        assert cut_off.stop() == other.stop() == 0
     assert_store_is_sound(tmp_path / "other")
 
 

@@ -94,6 +94,20 @@ class Api:
 
         return wait_for(enough, f"{tokens} tokens of {response_id}")
 
+    @property
+    def instance(self) -> str:
+        """The present name of the instance that answers."""
+        return self.http.get("/v1/service").json()["instance"]
+
+    def create_here(self) -> str:
+        """A new response that this very instance works on; one that another was quicker to claim is cancelled."""
+        while True:
+            task = self.create()
+            self.wait_tokens(task, 1)
+            if self.get(task)["task"]["instance"] == self.instance:
+                return task
+            self.cancel(task)
+
     def _note(self, response_id: str, data: str) -> tuple[int, dict[str, Any]]:
         event = json.loads(data)
         seq = event["sequence_number"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -287,6 +288,13 @@ def test_files_and_rows_are_held_against_each_other(
     found = world.store.read(partial(check_files, folders=folders, settled_before_s=2_000))
     assert [finding.invariant for finding in found] == ([] if expected is None else ["I8"])
     assert expected is None or expected in found[0].message
+
+
+def test_where_other_hosts_use_the_same_store_a_models_file_may_lie_there_only(world: World, folders: Folders) -> None:
+    model_file(folders).unlink()
+    look = partial(check_files, settled_before_s=2_000)
+    assert len(world.store.read(partial(look, folders=folders))) == 1
+    assert world.store.read(partial(look, folders=replace(folders, complete=False))) == []
 
 
 def test_a_file_that_has_just_been_written_may_still_get_its_row(world: World, folders: Folders) -> None:
