@@ -9,6 +9,7 @@ import os
 import secrets
 import signal
 import socket
+import threading
 from collections.abc import Generator
 from pathlib import Path
 
@@ -161,6 +162,7 @@ async def serve(settings: Settings) -> signal.Signals | None:
         stopped_by.append(by)
         instance.begin_stop()
         server.force_exit = len(stopped_by) > 1
+        _give_up_after(_SHUTDOWN_S if stopping else settings.grace_s + 3 * _SHUTDOWN_S)
         if not stopping:
             stopping.append(asyncio.create_task(drain_and_exit()))
 
@@ -177,6 +179,24 @@ async def serve(settings: Settings) -> signal.Signals | None:
         await instance.stop()
         await asyncio.gather(serving, return_exceptions=True)
     return stopped_by[0] if stopped_by else None
+
+
+def _give_up_after(seconds: float) -> None:
+    """Bounds the orderly stop, also against a store that takes requests and never answers.
+
+    What is unfinished is recovered as after a kill. A thread and not the loop's timer, because the last thing to hang
+    may be a thread that the interpreter waits for when the loop has gone.
+    """
+
+    def give_up() -> None:
+        logging.getLogger("retoma").error(
+            "no orderly stop within %.0f s; what is unfinished is left to recovery", seconds
+        )
+        os._exit(1)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
 
 
 def _announce(settings: Settings, url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -191,3 +192,15 @@ def test_a_text_survives_a_restart_of_the_whole_server(server: PostgresServer, t
         api.follow(task)
         assert service.stop() == 0
     assert_store_is_sound(data_dir)
+
+
+@pytest.mark.timeout(120)
+def test_a_second_signal_ends_a_service_whose_store_never_answers(postgres: str, tmp_path: Path) -> None:
+    with Proxy(new_schema(postgres)) as mute:
+        data_dir = place_on(mute.url, tmp_path / "data")
+        with start_service(data_dir, env=CALM) as running:
+            mute.swallow()
+            for by in (signal.SIGTERM, signal.SIGINT):  # two of one kind may arrive as one
+                running.process.send_signal(by)
+            assert running.wait_exit(20) == 1
+            mute.release()

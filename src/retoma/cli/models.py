@@ -141,7 +141,10 @@ def add_model(settings: Settings, source: str, name: str | None) -> ModelRow:
             command = RegisterModel(
                 name, imported.digest, imported.size_bytes, "llama", source, facts, here.clock.wall_ms()
             )
-            return here.store.transact(partial(register_model, command=command))
+            row = here.store.transact(partial(register_model, command=command))
+            if not here.model_files.path(row.digest).exists():  # a removal of the same content was still under way
+                here.model_files.import_file(path, lambda _done, _total: None)
+            return row
     except OSError as error:
         raise OperationFailed(_sentence_for(error, path, settings)) from error
 
