@@ -12,6 +12,9 @@ CALLS = "tests/faults/test_every_call.py"
 DISK = f"{CALLS}::test_a_disk_that_fails_at_any_call_loses_nothing_and_what_was_refused_has_not_happened"
 POWER = "tests/faults/test_power.py::test_files_and_rows_agree_on_every_disk_that_a_power_cut_leaves_behind"
 
+CONFLICTS = "tests/transactions/test_conflicts.py"
+LINES = "tests/crash/test_postgres_lines.py"
+
 
 @dataclass(frozen=True, slots=True)
 class Edit:
@@ -339,5 +342,92 @@ SABOTAGES = (
         "    complete = state.finished and last >= last_seq",
         "    complete = state.finished",
         "tests/transactions/test_read.py::test_a_log_is_read_in_pages_that_know_their_end",
+    ),
+    # Several instances
+    sabotage(
+        "a dead instance may renew",
+        "store/sql/instances.sql",
+        "WHERE id = :id AND state = 'alive';\n\n-- name: lock",
+        "WHERE id = :id;\n\n-- name: lock",
+        CONFLICTS,
+    ),
+    sabotage(
+        "a model's row is not locked",
+        "store/sql/models.sql",
+        "WHERE name = :name\n$FOR_UPDATE;",
+        "WHERE name = :name;",
+        CONFLICTS,
+    ),
+    sabotage(
+        "stored settings: version not looked at",
+        "transactions/service.py",
+        "if command.version not in {None, version}:",
+        "if False:",
+        CONFLICTS,
+    ),
+    sabotage(
+        "append without a token",
+        "transactions/append.py",
+        "if fencing_token != command.fencing_token:",
+        "if False:",
+        CONFLICTS,
+        "tests/differential/test_stores.py",
+    ),
+    sabotage(
+        "a key stands for any body",
+        "transactions/accept.py",
+        "if request_digest != key.request_digest:",
+        "if False:",
+        CONFLICTS,
+        "tests/differential/test_stores.py",
+    ),
+    sabotage(
+        "cancel: version not looked at",
+        "transactions/cancel.py",
+        "if command.version is not None and command.version != task.version:",
+        "if False:",
+        "tests/differential/test_stores.py",
+    ),
+    sabotage(
+        "prune takes the youngest first",
+        "store/sql/tasks.sql",
+        "ORDER BY finished_at_ms, id",
+        "ORDER BY finished_at_ms DESC, id",
+        "tests/differential/test_stores.py",
+    ),
+    sabotage(
+        "an unknown commit is not driven again on a cut line",
+        "limits.py",
+        "COMMIT_TRIES_MAX = 3",
+        "COMMIT_TRIES_MAX = 1",
+        f"{LINES}::test_a_request_whose_commit_is_cut_is_accepted_once",
+    ),
+    sabotage(
+        "an instance never fences itself",
+        "core/lease.py",
+        "return now_ms - confirmed_from_ms > lease.stop_after_ms",
+        "return False",
+        f"{LINES}::test_an_instance_without_its_store_stops_before_another_takes_over_and_can_change_nothing_afterwards",
+    ),
+    sabotage(
+        "stored retention is not used",
+        "runtime/housekeeping.py",
+        'await self._settings.get("unstored_minutes")',
+        "60",
+        "tests/http/test_service.py",
+    ),
+    sabotage(
+        "functions are not compared",
+        "store/compare_postgres.py",
+        "SELECT '', 'function ' || proname, concat_ws(' ', prosrc,",
+        "SELECT '', 'function ' || proname, concat_ws(' ', '',",
+        "tests/cli/test_store_postgres.py",
+    ),
+    sabotage(
+        "settings show the password",
+        "cli/settings.py",
+        '    if name == "store":\n        return without_password(str(value))\n',
+        "",
+        "tests/cli/test_store_postgres.py",
     ),
 )
