@@ -7,6 +7,7 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from retoma.clock import SystemClock
 from retoma.core.events import encode_json
 from retoma.core.task import OnRestart
 from retoma.ids import SystemIds
+from retoma.store.contract import Store
 from retoma.store.migrate import prepare
 from retoma.store.sqlite import SqliteStore
 from retoma.transactions.accept import Accept, accept
@@ -95,30 +97,48 @@ def _raw() -> float:
 
 
 def _accepted(path: Path, clients: int) -> float:
+    prepare(path, SystemClock().wall_ms())
+    store = SqliteStore(path)
+    act = accepting(store)
+    per_second = rate(clients, lambda: act)
+    store.close()
+    return per_second
+
+
+def accepting(store: Store) -> Callable[[], object]:
+    """What a client does over and over: one accept of 1 kB, to its commit."""
     clock = SystemClock()
     ids = SystemIds(clock)
-    prepare(path, clock.wall_ms())
-    store = SqliteStore(path)
     request = encode_json({"echo": {"model": "m"}, "input": "x" * 1024})
-    end = time.perf_counter() + SECONDS
+
+    def act() -> object:
+        command = Accept(
+            task_id=ids.new("resp"),
+            client_id="bench",
+            model="m",
+            background=True,
+            stored=True,
+            on_restart=OnRestart.RESUME,
+            request=request,
+            instance_id="bench",
+            now_ms=clock.wall_ms(),
+            op_id=ids.op_id(),
+            queue_max=None,
+        )
+        return store.transact(partial(accept, command=command))
+
+    return act
+
+
+def rate(clients: int, begin: Callable[[], Callable[[], object]]) -> float:
+    """How often per second `clients` threads together do what `begin` gives each of them."""
     counts = [0] * clients
+    end = time.perf_counter() + SECONDS
 
     def client(index: int) -> None:
+        act = begin()
         while time.perf_counter() < end:
-            command = Accept(
-                task_id=ids.new("resp"),
-                client_id="bench",
-                model="m",
-                background=True,
-                stored=True,
-                on_restart=OnRestart.RESUME,
-                request=request,
-                instance_id="bench",
-                now_ms=clock.wall_ms(),
-                op_id=ids.op_id(),
-                queue_max=None,
-            )
-            store.transact(partial(accept, command=command))
+            act()
             counts[index] += 1
 
     threads = [threading.Thread(target=client, args=(index,)) for index in range(clients)]
@@ -126,5 +146,4 @@ def _accepted(path: Path, clients: int) -> float:
         thread.start()
     for thread in threads:
         thread.join()
-    store.close()
     return sum(counts) / SECONDS

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import psycopg
 
-from retoma.clock import SystemClock
-from retoma.core.events import encode_json
-from retoma.core.task import OnRestart
-from retoma.ids import SystemIds
+from bench.accepting import accepting, rate
 from retoma.store.migrate_postgres import prepare
 from retoma.store.postgres import PostgresStore
-from retoma.transactions.accept import Accept, accept
 
-SECONDS = 4.0
 CLIENTS = (1, 16)
 
 
@@ -33,24 +25,6 @@ def measured(url: str) -> dict[str, Any]:
     return result
 
 
-def _rate(clients: int, begin: Callable[[], Callable[[], object]]) -> float:
-    counts = [0] * clients
-    end = time.perf_counter() + SECONDS
-
-    def client(index: int) -> None:
-        act = begin()
-        while time.perf_counter() < end:
-            act()
-            counts[index] += 1
-
-    threads = [threading.Thread(target=client, args=(index,)) for index in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(counts) / SECONDS
-
-
 def _raw(url: str, clients: int) -> float:
     """One row of 1 kB per commit, a connection per client."""
     with psycopg.connect(url, autocommit=True) as connection:
@@ -62,37 +36,18 @@ def _raw(url: str, clients: int) -> float:
         return lambda: connection.execute(b"INSERT INTO bare (body) VALUES (%s)", ("x" * 1024,))
 
     connections: list[psycopg.Connection[Any]] = []
-    rate = _rate(clients, begin)
+    per_second = rate(clients, begin)
     for connection in connections:
         connection.close()
-    return rate
+    return per_second
 
 
 def _accepted(url: str, clients: int) -> float:
-    clock = SystemClock()
-    ids = SystemIds(clock)
     store = PostgresStore(url)
-    request = encode_json({"echo": {"model": "m"}, "input": "x" * 1024})
-
-    def act() -> None:
-        command = Accept(
-            task_id=ids.new("resp"),
-            client_id="bench",
-            model="m",
-            background=True,
-            stored=True,
-            on_restart=OnRestart.RESUME,
-            request=request,
-            instance_id="bench",
-            now_ms=clock.wall_ms(),
-            op_id=ids.op_id(),
-            queue_max=None,
-        )
-        store.transact(partial(accept, command=command))
-
-    rate = _rate(clients, lambda: act)
+    act = accepting(store)
+    per_second = rate(clients, lambda: act)
     store.close()
-    return rate
+    return per_second
 
 
 if __name__ == "__main__":
