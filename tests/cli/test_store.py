@@ -9,6 +9,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from retoma.store.schema import SCHEMA_VERSION
 from tests.support.command import Ended, Running, run_retoma
 from tests.support.service import RunningService, start_service
 
@@ -46,7 +47,7 @@ def check(data_dir: Path) -> Ended:
 def test_info_counts_tasks_and_bytes(filled: Path) -> None:
     shown = json.loads(run_retoma("store", "info", "--json", "--data-dir", filled).out)
     assert shown["tasks"] == {"completed": 2}
-    assert shown["schema_version"] == 1
+    assert shown["schema_version"] == SCHEMA_VERSION
     assert shown["bytes"]["database"] > 0
     assert "completed" in run_retoma("store", "info", "--data-dir", filled).out
 
@@ -92,7 +93,7 @@ def test_a_rebuild_derives_the_responses_again(copy: Path) -> None:
 
 
 def test_migrate_names_the_schema(copy: Path) -> None:
-    assert "schema 1" in run_retoma("store", "migrate", "--data-dir", copy).out
+    assert f"schema {SCHEMA_VERSION}" in run_retoma("store", "migrate", "--data-dir", copy).out
 
 
 def test_a_backup_is_a_whole_store(filled: Path, tmp_path: Path) -> None:

@@ -203,6 +203,11 @@ def test_whatever_is_looked_up_or_sorted_is_compared_byte_by_byte_as_on_sqlite(p
 # Migrations
 
 
+def add_later_migration(postgres_url: str, oldest: int) -> None:
+    later = schema.SCHEMA_VERSION + 1
+    administer(postgres_url, f"INSERT INTO migrations VALUES ({later}, 'later', 'x', {oldest}, {oldest}, 0)")  # noqa: S608 - numbers
+
+
 @pytest.mark.requirement("S-002")
 def test_of_several_processes_that_migrate_at_once_one_does(postgres_url: str) -> None:
     migrating = [processes.python("tests.support.postgres_instance", postgres_url, str(space)) for space in range(3)]
@@ -210,7 +215,7 @@ def test_of_several_processes_that_migrate_at_once_one_does(postgres_url: str) -
         processes.tell(process, "prepare")
     assert [json.loads(processes.line(process)) for process in migrating] == [schema.SCHEMA_VERSION] * 3
     assert [processes.end(process) for process in migrating] == [0] * 3
-    assert administer(postgres_url, "SELECT version FROM migrations") == [(1,)]
+    assert administer(postgres_url, "SELECT max(version), count(*) FROM migrations") == [(schema.SCHEMA_VERSION,) * 2]
     assert changed_migrations(postgres_url) == []
 
 
@@ -231,7 +236,7 @@ def test_nobody_migrates_while_another_does(postgres_url: str) -> None:
 
 def test_a_newer_schema_is_refused_untouched(postgres_url: str) -> None:
     prepare(postgres_url, 0)
-    administer(postgres_url, "INSERT INTO migrations VALUES (2, 'later', 'x', 2, 2, 0)")
+    add_later_migration(postgres_url, oldest=schema.SCHEMA_VERSION + 1)
     before = administer(postgres_url, "SELECT xmin::text, version FROM migrations ORDER BY version")
     with pytest.raises(Refused, match="needs a newer Retoma"):
         prepare(postgres_url, 0)
@@ -240,14 +245,14 @@ def test_a_newer_schema_is_refused_untouched(postgres_url: str) -> None:
 
 def test_a_newer_schema_that_this_release_may_write_is_opened(postgres_url: str) -> None:
     prepare(postgres_url, 0)
-    administer(postgres_url, "INSERT INTO migrations VALUES (2, 'later', 'x', 1, 1, 0)")
-    assert prepare(postgres_url, 0) == Schema(2, 1, 1)
+    add_later_migration(postgres_url, oldest=1)
+    assert prepare(postgres_url, 0) == Schema(schema.SCHEMA_VERSION + 1, 1, 1)
 
 
 def test_a_migration_that_fails_leaves_nothing_behind(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = [*migrations_for("postgres"), Migration(2, "broken", "SELECT nonsense")]
+    broken = [*migrations_for("postgres"), Migration(schema.SCHEMA_VERSION + 1, "broken", "SELECT nonsense")]
     monkeypatch.setattr(migrate_postgres, "migrations", lambda: broken)
-    monkeypatch.setattr(schema, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(schema, "SCHEMA_VERSION", schema.SCHEMA_VERSION + 1)
     with pytest.raises(StoreUnavailable, match="nonsense"):
         prepare(postgres_url, 0)
     assert administer(postgres_url, "SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()") == [(0,)]
@@ -255,7 +260,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(postgres_url: str, monkeyp
 
 def test_a_migration_that_was_applied_with_another_text_is_noticed(postgres_url: str) -> None:
     prepare(postgres_url, 0)
-    administer(postgres_url, "UPDATE migrations SET checksum = 'other'")
+    administer(postgres_url, "UPDATE migrations SET checksum = 'other' WHERE version = 1")
     assert changed_migrations(postgres_url) == ["migration 1 was applied with another text"]
 
 

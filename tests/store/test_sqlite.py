@@ -50,7 +50,7 @@ def test_a_new_file_gets_the_schema_once_and_the_tables_of_the_specification(tmp
     connection.close()
     specified = {"service_config", "clients", "models", "responses", "tasks", "task_events", "idempotency_keys"}
     assert specified <= tables
-    assert applied == [(1, 7)]
+    assert applied == [(version, 7) for version in range(1, SCHEMA_VERSION + 1)]
     assert schema_problems(path) == []
 
 
@@ -165,11 +165,10 @@ def test_a_file_that_is_not_ours_is_refused_and_keeps_its_bytes(tmp_path: Path, 
 def test_a_newer_schema_that_names_us_among_its_writers_is_used_as_it_is(tmp_path: Path) -> None:
     path = new_file(tmp_path)
     connection = apsw.Connection(str(path))
-    connection.execute(
-        "ALTER TABLE tasks ADD COLUMN mood TEXT; INSERT INTO migrations VALUES (2, 'next', 'x', 1, 1, 0)"
-    )
+    connection.execute("ALTER TABLE tasks ADD COLUMN mood TEXT")
+    connection.execute("INSERT INTO migrations VALUES (?, 'next', 'x', 1, 1, 0)", (SCHEMA_VERSION + 1,))
     connection.close()
-    assert prepare(path, 0) == Schema(2, 1, 1)
+    assert prepare(path, 0) == Schema(SCHEMA_VERSION + 1, 1, 1)
     store = SqliteStore(path)
     world = World(store)
     world.finish(world.running())
@@ -183,29 +182,32 @@ def test_an_older_schema_is_migrated_after_a_backup_in_one_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = new_file(tmp_path)
-    added = migrate.Migration(2, "mood", "ALTER TABLE clients ADD COLUMN mood TEXT")
+    next_version = SCHEMA_VERSION + 1
+    added = migrate.Migration(next_version, "mood", "ALTER TABLE clients ADD COLUMN mood TEXT")
     before = migrate.migrations()
     monkeypatch.setattr(migrate, "migrations", lambda: [*before, added])
-    monkeypatch.setattr(migrate, "SCHEMA_VERSION", 2)
-    monkeypatch.setattr(migrate, "_COMPATIBILITY", {1: (1, 1), 2: (1, 1)})
-    assert prepare(path, 5).version == 2
+    monkeypatch.setattr(migrate, "SCHEMA_VERSION", next_version)
+    monkeypatch.setattr(migrate, "_COMPATIBILITY", {next_version: (1, 1)})
+    assert prepare(path, 5).version == next_version
     assert schema_problems(path) == []
-    backup = apsw.Connection(str(tmp_path / "retoma.db.before-schema-2"))
-    assert backup.execute("SELECT max(version) FROM migrations").fetchall() == [(1,)]
+    backup = apsw.Connection(str(tmp_path / f"retoma.db.before-schema-{next_version}"))
+    assert backup.execute("SELECT max(version) FROM migrations").fetchall() == [(SCHEMA_VERSION,)]
     backup.close()
 
 
 @pytest.mark.requirement("S-004")
 def test_a_migration_that_fails_leaves_the_store_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = new_file(tmp_path)
-    broken = migrate.Migration(2, "broken", "ALTER TABLE clients ADD COLUMN mood TEXT; SELECT nonsense")
+    broken = migrate.Migration(
+        SCHEMA_VERSION + 1, "broken", "ALTER TABLE clients ADD COLUMN mood TEXT; SELECT nonsense"
+    )
     before = migrate.migrations()
     monkeypatch.setattr(migrate, "migrations", lambda: [*before, broken])
-    monkeypatch.setattr(migrate, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(migrate, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
     with pytest.raises(StoreUnavailable):
         prepare(path, 5)
     monkeypatch.undo()
-    assert prepare(path, 6).version == 1
+    assert prepare(path, 6).version == SCHEMA_VERSION
     assert schema_problems(path) == []
 
 
@@ -215,7 +217,7 @@ def test_a_changed_schema_is_noticed(tmp_path: Path) -> None:
     connection.execute(
         "DROP TRIGGER tasks_end_for_good; DROP INDEX tasks_finished; CREATE TABLE extra (x); "
         "DROP INDEX tasks_by_client; CREATE INDEX tasks_by_client ON tasks (id); "
-        "UPDATE migrations SET checksum = 'another'"
+        "UPDATE migrations SET checksum = 'another' WHERE version = 1"
     )
     connection.close()
     assert schema_problems(path) == [
@@ -694,5 +696,5 @@ def test_two_processes_that_make_the_same_new_store_at_once_both_succeed(
             path.unlink()
         for process in both:
             processes.tell(process, "prepare")
-        assert [processes.line(process) for process in both] == ["1", "1"]
+        assert [processes.line(process) for process in both] == [str(SCHEMA_VERSION)] * 2
         assert schema_problems(tmp_path / "retoma.db") == []

@@ -234,9 +234,56 @@ def test_a_task_can_not_leave_its_events_or_its_key_behind(raw: apsw.Connection)
     refused(raw, "FOREIGN KEY", "DELETE FROM tasks WHERE id = 'completed'")
 
 
+def add_message(raw: apsw.Connection, task_id: str, state: str = "waiting", body: str = "") -> None:
+    due = 1 if state in {"pending", "unconfirmed"} else None
+    raw.execute(
+        "INSERT INTO outbox VALUES ('evt', ?, 'c', 'https://example.org', ?, ?, 0, ?, '', 0, 0)",
+        (task_id, state, body, due),
+    )
+
+
+RELEASE = "UPDATE outbox SET state = 'pending', body = '{}', next_at_ms = 1"
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_message_is_not_released_before_its_task_has_ended(raw: apsw.Connection, state: State) -> None:
+    add_message(raw, state)
+    if state.finished:
+        raw.execute(RELEASE)
+    else:
+        refused(raw, "before its task has ended", RELEASE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "id = 'other'",
+        "task_id = 'other'",
+        "body = '{\"other\":1}'",
+        "tries = tries - 1",
+        "state = 'waiting', body = '{}', next_at_ms = NULL",
+    ],
+)
+def test_a_released_message_is_sent_as_it_was_written(raw: apsw.Connection, change: str) -> None:
+    add_message(raw, "completed", "pending", "{}")
+    refused(raw, "sent as it was written|CHECK", f"UPDATE outbox SET {change}")
+
+
+@pytest.mark.parametrize("state", ["delivered", "failed"])
+def test_a_message_that_is_over_never_changes(raw: apsw.Connection, state: str) -> None:
+    add_message(raw, "completed", state, "{}")
+    refused(raw, "over for good", "UPDATE outbox SET state = 'pending', next_at_ms = 1")
+    refused(raw, "over for good", "UPDATE outbox SET last_answer = 'HTTP 200'")
+
+
 @pytest.mark.parametrize(
     "sql",
     [
+        "INSERT INTO outbox VALUES ('e', 't', 'c', 'u', 'sent', '{}', 0, NULL, '', 0, 0)",
+        "INSERT INTO outbox VALUES ('e', 't', 'c', 'u', 'pending', '', 0, 1, '', 0, 0)",
+        "INSERT INTO outbox VALUES ('e', 't', 'c', 'u', 'pending', '{}', 0, NULL, '', 0, 0)",
+        "INSERT INTO outbox VALUES ('e', 't', 'c', 'u', 'delivered', '{}', 0, 1, '', 0, 0)",
+        "INSERT INTO pairings VALUES ('p', x'00', 'n', '[]', 0, 0, 0)",
         "UPDATE tasks SET state = 'sleeping' WHERE id = 'running'",
         "UPDATE tasks SET attempt = 0 WHERE id = 'running'",
         "UPDATE tasks SET finished_at_ms = 1 WHERE id = 'running'",
@@ -258,6 +305,8 @@ BUGS = {
     "tasks_end_for_good": "UPDATE tasks SET priority = 1 WHERE id = 'failed'",
     "tasks_move_with_their_event": "UPDATE tasks SET state = 'cancelling' WHERE id = 'running'",
     "tasks_never_fence_back": "UPDATE tasks SET fencing_token = 0 WHERE id = 'running'",
+    "outbox_waits_for_the_end": RELEASE,
+    "outbox_sends_the_same": "UPDATE outbox SET id = 'other'",
     "tasks_begin_queued": "INSERT OR REPLACE INTO tasks SELECT * FROM tasks WHERE id = 'queued'",
     "tasks_stay_until_finished": "DELETE FROM tasks WHERE id = 'running'",
     "task_events_follow_each_other": "INSERT INTO task_events VALUES ('running', 99, 't', '{}', x'', 'op', 1, 0)",
@@ -276,6 +325,7 @@ def test_there_is_a_bug_for_every_trigger(raw: apsw.Connection) -> None:
 
 @pytest.mark.parametrize("trigger", BUGS)
 def test_a_trigger_stops_its_bug_alone_and_nothing_else_does(raw: apsw.Connection, trigger: str) -> None:
+    add_message(raw, "running")
     for other in triggers(raw) - {trigger}:
         raw.execute(f"DROP TRIGGER {other}")
     with pytest.raises(apsw.ConstraintError):

@@ -19,6 +19,7 @@ _LOCK_KEY = 0x52544D41  # "RTMA"
 # Another process may be in the middle of a long step; readers and writers of the old schema must not wait behind ours.
 _MIGRATION_LOCK_MS = 60_000
 _TABLE_LOCK_MS = 5_000
+# Those of schema 1, which every store of ours has; `outbox` may well be another program's.
 _OURS = ("migrations", "service_config", "clients", "models", "instances", "tasks", "task_events", "responses")
 
 

@@ -10,10 +10,10 @@ from importlib import resources
 
 from retoma.errors import Refused
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _FILE = re.compile(r"^(\d{4})_(\w+)\.(\w+)\.sql$")
 # Per schema version: the oldest schema version whose release may still read, and write, such a store.
-COMPATIBILITY = {1: (1, 1)}
+COMPATIBILITY = {1: (1, 1), 2: (1, 1)}
 
 
 @dataclass(frozen=True, slots=True)
