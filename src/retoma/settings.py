@@ -30,6 +30,7 @@ _NOT_NEGATIVE = (
     "idempotency_hours",
     "models_loaded",
     "snapshot_every_tokens",
+    "output_every_ms",
     "grace_s",
 )
 _LEASE_S_MIN = 1.0
@@ -65,6 +66,7 @@ class Settings:
     llama_library: str = _setting("", "path", "another llama.cpp library; empty: the one of the extra `llama`")
     snapshots: bool = _setting(True, "yes/no", "write snapshots of running texts, so that a restart is quick")
     snapshot_every_tokens: int = _setting(0, "tokens", "take one after so many tokens; 0: when one pays")
+    output_every_ms: float = _setting(25.0, "milliseconds", "tokens that come quicker are committed together")
     load_timeout_s: float = _setting(600.0, "seconds", "how long a model may take to load")
     stall_timeout_s: float = _setting(120.0, "seconds", "how long an engine may be silent before it is ended")
     lease_s: float = _setting(10.0, "seconds", "how long a paused instance keeps its tasks from the others")

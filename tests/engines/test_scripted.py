@@ -25,6 +25,7 @@ from retoma.engines.frames import (
     Load,
     LoadFailed,
     Output,
+    Park,
     Ready,
     SnapshotWritten,
     Started,
@@ -105,6 +106,38 @@ def test_the_frames_come_in_their_order(spawn: Spawn) -> None:
     assert isinstance(done, Done)
     assert (done.reason, done.output_tokens) == ("max_output_tokens", 5)
     assert len(tokens_of(child.of("a"))) == 5
+
+
+def test_quick_tokens_are_told_together_but_the_first_at_once_and_all_before_a_snapshot_that_holds_them(
+    spawn: Spawn, tmp_path: Path
+) -> None:
+    asked = request("a", max_output_tokens=60, snapshot_path=str(tmp_path / "{tokens}.snap"))
+    child = spawn(settings={"snapshot_every_tokens": 16, "output_every_ms": HOUR})
+    child.process.send(asked)
+    child.last("a")
+    told, sizes = 0, list[int]()
+    for frame in child.of("a"):
+        if isinstance(frame, SnapshotWritten):
+            assert frame.tokens <= told
+        elif isinstance(frame, Output):
+            sizes.append(len(frame.tokens))
+            told += len(frame.tokens)
+    assert sizes[0] < 8
+    assert len(sizes) == 5, "the first, what three snapshots demand, and the rest"
+    assert (tokens_of(child.of("a")), text_of(child.of("a"))) == uninterrupted(spawn, asked)
+
+
+def test_an_engine_that_is_parked_tells_what_it_holds_first(spawn: Spawn, tmp_path: Path) -> None:
+    asked = request("a", snapshot_path=str(tmp_path / "{tokens}.snap"))
+    child = spawn(env=QUICK, settings={"output_every_ms": HOUR})
+    child.process.send(asked)
+    child.wait_tokens("a", 1)
+    child.process.send(Park("a"))
+    assert isinstance(child.last("a"), Cancelled)
+    (held,) = held_by(child)
+    assert held < len(tokens_of(child.of("a")))
+    _, tokens, text = resumed(spawn, asked, child, snapshots=snapshots_of(child))
+    assert (tokens, text) == uninterrupted(spawn, asked)
 
 
 @pytest.mark.requirement("P-11.3-table", "S-002")

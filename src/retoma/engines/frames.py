@@ -34,7 +34,7 @@ class Load:
     threads: int
     library: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Each engine's own; for all: `snapshot_every_tokens` takes snapshots by count instead of by cost (tests)."""
+    """Each engine's own; for all: `snapshot_every_tokens`, `output_every_ms`, as in the settings."""
     flags: Mapping[str, bool] | None = None
     """Stored result of an earlier self-test, with `flags_fingerprint`; None: test now."""
     flags_fingerprint: str = ""

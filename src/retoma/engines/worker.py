@@ -68,10 +68,11 @@ class Worker:
             return 1
         self._send(_ready(model))
         every = int(load.settings.get("snapshot_every_tokens", 0))
+        output_every_s = float(load.settings.get("output_every_ms", 0)) / 1000
         while True:
             self._take_frames()
             while self._waiting and len(self._active) < load.sequences:
-                self._begin(Generating(model, self._waiting.popleft(), self._send, every))
+                self._begin(Generating(model, self._waiting.popleft(), self._send, every, output_every_s))
             self._step(min(self._active.values(), key=lambda generating: generating.used_s))
 
     def _options(self, load: Load) -> EngineOptions:

@@ -189,7 +189,10 @@ class Catalog:
             sequences=max(1, settings.workers),
             threads=settings.engine_threads,
             library=settings.llama_library,
-            settings={"snapshot_every_tokens": settings.snapshot_every_tokens},
+            settings={
+                "snapshot_every_tokens": settings.snapshot_every_tokens,
+                "output_every_ms": settings.output_every_ms,
+            },
             flags=flags,
             flags_fingerprint=flags["fingerprint"] if flags else "",
         )
