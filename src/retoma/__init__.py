@@ -1,3 +1,3 @@
 """Retoma: local AI inference that never loses work."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
