@@ -54,14 +54,24 @@ def find_target(url: str | None, token: str | None, data_dir: str | None) -> Tar
     everything here, and a mistyped address must not get it.
     """
     url = (url or os.environ.get("RETOMA_URL") or DEFAULT_URL).rstrip("/")
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    host = _host_of(url)
+    if not host:
         raise click.UsageError(f"{url!r} is no URL of a service; it looks like {DEFAULT_URL}")
     if given := token or os.environ.get("RETOMA_TOKEN"):
         return Target(url, given.strip())
-    if parts.hostname not in _LOOPBACK and named_data_dir(data_dir) is None:
+    if host not in _LOOPBACK and named_data_dir(data_dir) is None:
         return Target(url, "", "no token was given for another machine; use --token or RETOMA_TOKEN")
     return local_target(url, data_dir_of(data_dir))
+
+
+def _host_of(url: str) -> str:
+    """The host of a service's URL; empty for what can't be one."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in {"http", "https"} and parts.port != 0  # a port that is none raises ValueError
+    except ValueError:
+        return ""
+    return (parts.hostname or "") if usable else ""
 
 
 def local_target(url: str, data_dir: Path) -> Target:
@@ -155,6 +165,8 @@ class Client:
 
         try:
             for event in httpx_sse.EventSource(reply).iter_sse():
+                if not event.data:  # it was a comment, to those who remember the last id
+                    continue
                 fields = event.json()
                 yield Event(fields["sequence_number"], fields["type"], fields)
         except (httpx_sse.SSEError, ValueError, KeyError, TypeError) as error:

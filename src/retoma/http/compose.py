@@ -10,8 +10,9 @@ from retoma.core.response import ECHOED
 from retoma.core.task import OnRestart
 from retoma.errors import InvalidRequest, ModelNotFound, NotFound, TaskUnfinished, TooLarge
 from retoma.http.guard import Caller
-from retoma.http.items import Input, read_input
+from retoma.http.items import Input, ReadInput
 from retoma.http.query import response_id_of
+from retoma.http.webhooks import webhook_url
 from retoma.http.wire import CreateResponse, TextFormat, TextOptions
 from retoma.limits import INPUT_ITEMS_MAX, REQUEST_BYTES_MAX
 from retoma.runtime.service import ModelInfo
@@ -23,10 +24,10 @@ _SEED_DIGITS = 8
 _FREE_TEXT = {"format": {"type": "text"}}
 
 
-async def compose(caller: Caller, wanted: CreateResponse, key: IdempotencyKey | None) -> Accept:
+async def compose(caller: Caller, wanted: CreateResponse, read_input: ReadInput, key: IdempotencyKey | None) -> Accept:
     """The command; raises what tells the client what is wrong, with nothing stored."""
     service = caller.service
-    given = read_input(wanted.input, lambda: service.ids.new("msg"))
+    given = read_input(lambda: service.ids.new("msg"))
     model = await _resolve_model(caller, wanted.model)
     earlier = await _earlier_messages(caller, wanted.previous_response_id)
     task_id = service.ids.new("resp")
@@ -43,6 +44,7 @@ async def compose(caller: Caller, wanted: CreateResponse, key: IdempotencyKey | 
         op_id=service.ids.op_id(),
         key=key,
         queue_max=caller.context.settings.queue_max,
+        webhook=webhook_url(caller, wanted),
     )
 
 
@@ -103,9 +105,9 @@ def _request(wanted: CreateResponse, model: ModelInfo, given: Input, earlier: li
     if wanted.instructions:
         messages.insert(0, {"role": "system", "content": wanted.instructions})
     if len(messages) > INPUT_ITEMS_MAX:
-        raise InvalidRequest(f"a conversation may have {INPUT_ITEMS_MAX} messages at most", param="input")
+        raise InvalidRequest(f"a conversation may have {INPUT_ITEMS_MAX} messages at most", param=given.field)
     if sum(len(message["content"]) for message in messages) > REQUEST_BYTES_MAX:
-        raise TooLarge(f"a conversation may have {REQUEST_BYTES_MAX} characters at most", param="input")
+        raise TooLarge(f"a conversation may have {REQUEST_BYTES_MAX} characters at most", param=given.field)
     text = _text(wanted.text or TextOptions())
     return encode_json(
         {

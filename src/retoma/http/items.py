@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
-from pydantic_core import ErrorDetails
 
 from retoma.errors import InvalidRequest, UnsupportedParameter
 from retoma.http.wire import Strict
@@ -82,21 +81,35 @@ class MessageItem(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Items as `input_items` lists them, and the messages that they are."""
+    """Items as `input_items` lists them, and the messages that they are. `field` is where the request had them."""
 
+    field: str
     items: list[dict[str, Any]]
     messages: list[dict[str, str]]
+
+
+ReadInput = Callable[[Callable[[], str]], Input]
+"""Reads a request's input; takes what makes a new item's id."""
 
 
 def read_input(value: str | Sequence[dict[str, Any]] | None, new_id: Callable[[], str]) -> Input:
     """The input in one form; raises InvalidRequest or UnsupportedParameter, naming the place."""
     given = [{"role": "user", "content": value}] if isinstance(value, str) else list(value or [])
+    check_count("input", given)
+    return collect("input", (_read_item(raw, f"input[{index}]") for index, raw in enumerate(given)), new_id)
+
+
+def check_count(field: str, given: Sequence[object]) -> None:
+    """Raises InvalidRequest for more items than a conversation may have."""
     if len(given) > INPUT_ITEMS_MAX:
-        raise InvalidRequest(f"input may have {INPUT_ITEMS_MAX} items at most", param="input")
-    read = Input([], [])
+        raise InvalidRequest(f"{field} may have {INPUT_ITEMS_MAX} items at most", param=field)
+
+
+def collect(field: str, items: Iterable[MessageItem], new_id: Callable[[], str]) -> Input:
+    """Items, each with an id of its own, and their messages; raises InvalidRequest if there is no text in them."""
+    read = Input(field, [], [])
     seen: set[str] = set()
-    for index, raw in enumerate(given):
-        item = _read_item(raw, f"input[{index}]")
+    for item in items:
         text = "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in item.content)
         # An id names an item when its list is read page by page, so no two may share one.
         item_id = item.id if item.id and item.id not in seen else new_id()
@@ -104,7 +117,7 @@ def read_input(value: str | Sequence[dict[str, Any]] | None, new_id: Callable[[]
         read.items.append(_normal(item, item_id))
         read.messages.append({"role": item.role, "content": text})
     if not any(message["content"] for message in read.messages):
-        raise InvalidRequest("input must hold some text", param="input")
+        raise InvalidRequest(f"{field} must hold some text", param=field)
     return read
 
 
@@ -121,7 +134,7 @@ def _read_item(raw: dict[str, Any], path: str) -> MessageItem:
     try:
         return MessageItem.model_validate(raw)
     except ValidationError as error:
-        raise _refusal(error.errors(include_url=False, include_context=False, include_input=False)[0], path) from None
+        raise refusal_at(path, error) from None
 
 
 def _refuse_other_parts(content: Sequence[Any], path: str) -> None:
@@ -133,7 +146,9 @@ def _refuse_other_parts(content: Sequence[Any], path: str) -> None:
             )
 
 
-def _refusal(detail: ErrorDetails, path: str) -> InvalidRequest:
+def refusal_at(path: str, error: ValidationError) -> InvalidRequest:
+    """What is wrong with the item at this place of the request, without what was sent."""
+    detail = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = list(detail["loc"])
     if len(place) > 2:  # noqa: PLR2004 - content, index, and the part's type, which pydantic puts in between
         del place[2]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -11,28 +9,24 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from retoma.core.task import OnRestart
-from retoma.errors import ContextLengthExceeded, InvalidRequest, RetomaError
-from retoma.http import keys
-from retoma.http.compose import compose, on_restart_of
+from retoma.errors import ContextLengthExceeded, InvalidRequest
+from retoma.http.create import accept, stream, wait
 from retoma.http.errors import error_reply
-from retoma.http.guard import Caller, caller_of
+from retoma.http.guard import caller_of
+from retoma.http.items import read_input
 from retoma.http.query import Query, cursor_of, expected_version, idempotency_key_of, response_id_of
 from retoma.http.reply import REPLAYED, Json, list_reply, response_reply
-from retoma.http.stream import EventStream, stop, until_gone
-from retoma.http.wire import CreateResponse, digest_of, parse, read_json
+from retoma.http.stream import EventStream
+from retoma.http.wire import digest_of, parse, read_json
 from retoma.limits import PAGE_ITEMS_MAX
 from retoma.store.contract import Tx
 from retoma.transactions import read
-from retoma.transactions.accept import Accepted
 from retoma.transactions.cancel import Cancel
 from retoma.transactions.delete import Delete
 from retoma.transactions.read import SeenResponse
 
-logger = logging.getLogger("retoma.http")
 router = APIRouter(tags=["responses"])
 PAGE_ITEMS_DEFAULT = 20
-_CLIENT_GONE = 499  # never seen by anybody; the word that proxies' logs use
 
 
 @router.post("/v1/responses", summary="Create a response")
@@ -43,24 +37,15 @@ async def create(request: Request) -> Response:
     key_text = idempotency_key_of(request)
     body = await read_json(request)
     digest, wanted = digest_of(body), parse(body)
-    accepted = await _accept(caller, wanted, key_text, digest)
-    headers = REPLAYED if accepted.replayed else {}
+    accepted = await accept(caller, wanted, partial(read_input, wanted.input), key_text, digest)
+    task_id, headers = accepted.task_id, REPLAYED if accepted.replayed else {}
     if wanted.stream:
-        return _stream(caller, wanted, accepted.task_id, headers)
+        return stream(caller, wanted, task_id, caller.service.follow(task_id, -1), headers=headers)
     if wanted.background:
-        first = await caller.service.read(partial(_first_answer, task_id=accepted.task_id))
-        return response_reply(first, 202, {"Location": f"/v1/responses/{accepted.task_id}", **headers})
-    return await _wait(request, caller, wanted, accepted.task_id, headers)
-
-
-async def _accept(caller: Caller, wanted: CreateResponse, key_text: str | None, digest: bytes) -> Accepted:
-    if key_text is None:
-        return await caller.service.accept(await compose(caller, wanted, None))
-    key = keys.hashed(caller, key_text, digest)
-    found = await keys.earlier(caller, key)
-    if found is not None:
-        return found
-    return await caller.service.accept(await compose(caller, wanted, key))
+        first = await caller.service.read(partial(_first_answer, task_id=task_id))
+        return response_reply(first, 202, {"Location": f"/v1/responses/{task_id}", **headers})
+    reply = partial(_finished_reply, request_id=request.state.request_id, headers=headers)
+    return await wait(request, caller, wanted, task_id, reply)
 
 
 def _first_answer(tx: Tx, task_id: str) -> dict[str, Any]:
@@ -68,53 +53,11 @@ def _first_answer(tx: Tx, task_id: str) -> dict[str, Any]:
     return read.read_first_answer(tx, task_id)
 
 
-def _stream(caller: Caller, wanted: CreateResponse, task_id: str, headers: dict[str, str]) -> EventStream:
-    return EventStream(
-        caller.service.follow(task_id, -1),
-        keep_alive_s=caller.context.keep_alive_s,
-        headers=headers,
-        attending=partial(caller.context.attendance.attending, task_id),
-        on_gone=partial(_client_left, caller, wanted, task_id),
-    )
-
-
-async def _wait(
-    request: Request, caller: Caller, wanted: CreateResponse, task_id: str, headers: Mapping[str, str]
-) -> Response:
-    """The finished response; a client that goes away before takes its task with it."""
-    with caller.context.attendance.attending(task_id):
-        seen = await _end_or_gone(request, caller, task_id)
-    if seen is None:
-        await _client_left(caller, wanted, task_id)
-        return Response(status_code=_CLIENT_GONE)
+def _finished_reply(seen: SeenResponse, request_id: str, headers: Mapping[str, str]) -> Response:
     error: dict[str, str] | None = seen.body["error"]
     if error and error["code"] == ContextLengthExceeded.code and not seen.body["output"]:
-        refusal = ContextLengthExceeded(error["message"], param="input")
-        return error_reply(refusal, request.state.request_id, headers=headers)
+        return error_reply(ContextLengthExceeded(error["message"], param="input"), request_id, headers=headers)
     return response_reply(seen.body, headers=headers)
-
-
-async def _end_or_gone(request: Request, caller: Caller, task_id: str) -> SeenResponse | None:
-    ended = asyncio.ensure_future(caller.service.finished(task_id))
-    gone = asyncio.ensure_future(until_gone(request.receive))
-    try:
-        await asyncio.wait({ended, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return ended.result() if ended.done() else None
-    finally:
-        await stop(ended, gone)
-
-
-async def _client_left(caller: Caller, wanted: CreateResponse, task_id: str) -> None:
-    """Ends a foreground task that nobody waits for, unless it was to outlive a restart (contract §2)."""
-    if wanted.background or on_restart_of(wanted) is not OnRestart.FAIL:
-        return
-    if caller.context.attendance.connections(task_id):
-        return
-    service = caller.service
-    try:
-        await service.cancel(Cancel(task_id, "", service.clock.wall_ms(), service.ids.op_id(), by_client=False))
-    except RetomaError as error:  # it ends by itself, only later
-        logger.warning("%s could not be cancelled after its client had left: %s", task_id, type(error).__name__)
 
 
 @router.get("/v1/responses/{response_id}", summary="Retrieve a response, or stream its events")

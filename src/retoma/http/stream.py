@@ -21,7 +21,9 @@ from retoma.errors import NotFound, Unavailable
 
 Event = tuple[int, str, str]
 Page = list[Event]
-KEEP_ALIVE = b": keep-alive\n\n"
+# A line and no more: an empty line behind it would end an event, and clients that remember the last id as the standard
+# says (the `openai` package among them) would take it for one without data, and fail.
+KEEP_ALIVE = b": keep-alive\n"
 
 
 def encode_sse(event: Event) -> str:
@@ -43,6 +45,12 @@ async def stop(*waiting: asyncio.Future[Any]) -> None:
     await asyncio.gather(*waiting, return_exceptions=True)
 
 
+async def close(pages: AsyncIterator[Page]) -> None:
+    """Ends the reading, if whoever reads has not come to its end."""
+    if isinstance(pages, AsyncGenerator):
+        await cast("AsyncGenerator[Page]", pages).aclose()
+
+
 async def _next(pages: AsyncIterator[Page]) -> Page | None:
     """None at the end; also when the task is deleted or the service stops: the client finds out when it comes back."""
     try:
@@ -52,7 +60,10 @@ async def _next(pages: AsyncIterator[Page]) -> Page | None:
 
 
 class EventStream(Response):
-    """A reply that streams `pages`, inside `attending`; `on_gone` is awaited if the client leaves before the end."""
+    """A reply that streams `pages`, inside `attending`; `on_gone` is awaited if the client leaves before the end.
+
+    `encode` makes of each event what is sent.
+    """
 
     def __init__(
         self,
@@ -62,8 +73,10 @@ class EventStream(Response):
         headers: dict[str, str] | None = None,
         attending: Callable[[], AbstractContextManager[None]] = nullcontext,
         on_gone: Callable[[], Awaitable[None]] | None = None,
+        encode: Callable[[Event], str] = encode_sse,
     ) -> None:
         self._pages = pages
+        self._encode = encode
         self._keep_alive_s = keep_alive_s
         self._attending = attending
         self._on_gone = on_gone
@@ -101,10 +114,9 @@ class EventStream(Response):
                 page = waiting.result()
                 if page is None:
                     return True
-                body = "".join(map(encode_sse, page)).encode()
+                body = "".join(map(self._encode, page)).encode()
                 await send({"type": "http.response.body", "body": body, "more_body": True})
                 waiting = asyncio.ensure_future(_next(self._pages))
         finally:
             await stop(waiting)
-            if isinstance(self._pages, AsyncGenerator):
-                await cast("AsyncGenerator[Page]", self._pages).aclose()
+            await close(self._pages)
