@@ -1,0 +1,1 @@
+"""The operator's page at `/`: a shell without data, and pieces of HTML for whoever holds the scope `admin`."""

@@ -1,0 +1,4 @@
+-- name: newest
+-- The schema's version, for people; the key's last entry.
+SELECT max(version)
+FROM migrations;
