@@ -5,7 +5,7 @@
     │   ├── InvalidRequest, UnsupportedParameter, ModelNotFound, ContextLengthExceeded
     │   ├── InvalidToken, InsufficientScope, NotFound
     │   ├── TaskUnfinished, IdempotencyInProgress, Conflict, StaleVersion
-    │   └── TooLarge, IdempotencyConflict, QueueFull
+    │   └── TooLarge, IdempotencyConflict, QueueFull, RateLimited
     ├── Unavailable           nothing was accepted, the same request may be sent again: 503
     │   └── StoreUnavailable, StoreFull, ShuttingDown
     ├── LeaseLost             the writer no longer owns the task; nothing was written
@@ -133,6 +133,13 @@ class QueueFull(RequestError):
     status = HTTPStatus.TOO_MANY_REQUESTS
 
 
+class RateLimited(RequestError):
+    """Too many tries failed within a minute; nothing was looked at; try again later."""
+
+    code = "rate_limited"
+    status = HTTPStatus.TOO_MANY_REQUESTS
+
+
 class Unavailable(RetomaError):
     """The service can't take requests now; nothing was accepted; try again."""
 
@@ -177,6 +184,9 @@ class Refused(RetomaError):
 
 class EngineError(RetomaError):
     """The engine could not finish the attempt."""
+
+    innocent = False
+    """The engine ended while it worked on another text: this one's attempt is over, and it is not to blame."""
 
 
 class EngineCrashed(EngineError):

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from retoma.engines import turn
 from retoma.engines.contract import EngineOptions, Generation
 from retoma.engines.frames import (
     Alive,
@@ -127,17 +128,26 @@ def test_quick_tokens_are_told_together_but_the_first_at_once_and_all_before_a_s
     assert (tokens_of(child.of("a")), text_of(child.of("a"))) == uninterrupted(spawn, asked)
 
 
-def test_an_engine_that_is_parked_tells_what_it_holds_first(spawn: Spawn, tmp_path: Path) -> None:
+@pytest.mark.parametrize("every_ms", ["0", HOUR], ids=["each token told", "tokens held"])
+def test_a_text_that_is_parked_at_any_token_can_go_on_from_its_snapshot(
+    spawn: Spawn, tmp_path: Path, every_ms: str
+) -> None:
+    """Also inside of a character of several tokens, whose bytes no log can hold yet."""
     asked = request("a", snapshot_path=str(tmp_path / "{tokens}.snap"))
-    child = spawn(env=QUICK, settings={"output_every_ms": HOUR})
-    child.process.send(asked)
-    child.wait_tokens("a", 1)
-    child.process.send(Park("a"))
-    assert isinstance(child.last("a"), Cancelled)
-    (held,) = held_by(child)
-    assert held < len(tokens_of(child.of("a")))
-    _, tokens, text = resumed(spawn, asked, child, snapshots=snapshots_of(child))
-    assert (tokens, text) == uninterrupted(spawn, asked)
+    whole = uninterrupted(spawn, asked)
+    for tokens in range(1, 41, 3):
+        child = spawn(env=QUICK, settings={"output_every_ms": every_ms})
+        child.process.send(asked)
+        child.wait_tokens("a", tokens if every_ms == "0" else 1)
+        child.process.send(Park("a"))
+        assert isinstance(child.last("a"), Cancelled)
+        (held,) = held_by(child)
+        assert held < len(tokens_of(child.of("a")))
+        if tokens % 12 == 1:
+            again, *both = resumed(spawn, asked, child, snapshots=snapshots_of(child))
+            assert tuple(both) == whole
+            assert started(again, "more").path == "snapshot"
+        child.kill()
 
 
 @pytest.mark.requirement("P-11.3-table", "S-002")
@@ -446,14 +456,21 @@ def test_stop_ends_the_child_also_while_it_loads_or_decodes(spawn: Spawn, switch
 
 
 def test_the_end_of_the_pipe_ends_the_child() -> None:
-    command = [sys.executable, "-m", "retoma.engines.worker", str(os.getpid())]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    memory = turn.new_memory()
+    command = [sys.executable, "-m", "retoma.engines.worker", str(os.getpid()), str(memory)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(memory,)) as child:
         assert child.stdin is not None
         write_frame(child.stdin, Load("scripted", "m", None, "", 0, 1, 1))
         assert child.stdout is not None
         assert isinstance(read_frame(child.stdout), Ready)
+        assert turn.read(memory) == turn.NOBODY
+        write_frame(child.stdin, request("a", max_output_tokens=1))
+        while not isinstance(read_frame(child.stdout), Done):
+            pass
+        assert turn.read(memory) == turn.mark_of("a")
         child.stdin.close()
         assert child.wait(BOUND_S) == 0
+    os.close(memory)
 
 
 def test_a_child_whose_parent_is_another_process_does_nothing() -> None:

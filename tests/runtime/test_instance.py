@@ -98,12 +98,37 @@ def test_a_prompt_that_kills_its_engine_fails_in_the_end_and_harms_nobody(
     prompt: str, code: str, policy: str, attempts: int, tmp_path: Path
 ) -> None:
     async def run() -> None:
-        async with running(tmp_path, stall_timeout_s=0.7) as world:
+        # Each token told by itself, so that no attempt seems to get further than another.
+        async with running(tmp_path, stall_timeout_s=0.7, output_every_ms=0.0) as world:
             ended = await world.finished(await world.create(prompt, on_restart=policy))
             assert (ended.body["status"], ended.body["error"]["code"]) == ("failed", code)
             assert ended.task.attempt == attempts
             assert [entry["cause"] for entry in ended.task.restart_list] == [code] * attempts
             assert await world.text(await world.create(PROMPT))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("prompt", "code"), [("[[crash]] now", "engine_crashed"), ("[[stall]] now", "engine_stalled")])
+def test_a_text_beside_one_that_kills_the_engine_goes_on_to_its_own_end(
+    prompt: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine dies three times and more before its neighbour gets a token further."""
+    monkeypatch.setenv("RETOMA_SCRIPTED_TOKEN_MS", "60")
+    monkeypatch.setenv("RETOMA_SCRIPTED_TOKENS", "24")
+
+    async def run() -> None:
+        async with running(tmp_path, stall_timeout_s=0.7) as world:
+            alone = await world.text(await world.create(PROMPT))
+            innocent = await world.create(PROMPT)
+            await world.tokens(innocent, 8)
+            killers = [await world.finished(await world.create(prompt, on_restart="resume")) for _ in range(2)]
+            assert {killer.body["error"]["code"] for killer in killers} == {code}
+            ended = await world.finished(innocent)
+            assert ended.body["status"] == "completed"
+            assert await world.text(innocent) == alone
+            causes = [entry["cause"] for entry in ended.task.restart_list]
+            assert causes.count(code) >= 3, "the engine never died beside it"
 
     asyncio.run(run())
 

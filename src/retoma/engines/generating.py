@@ -20,6 +20,7 @@ from retoma.engines.checkpoints import Checkpoints
 from retoma.engines.contract import EngineSequence, Generation, Interrupted, LoadedModel
 from retoma.engines.frames import Alive, Done, Frame, Generate, Output, Started
 from retoma.engines.text import Group, TextAssembler
+from retoma.engines.turn import mark_of
 from retoma.failpoints import Failpoint, passing
 from retoma.limits import PREFILL_CHUNK_TOKENS
 
@@ -40,6 +41,7 @@ class Generating:
     ) -> None:
         """`snapshot_every`: see Checkpoints. Tokens that come quicker than `output_every_s` are told together."""
         self.key = request.key
+        self.mark = mark_of(request.key)
         self.used_s = 0.0
         """Working time so far; the worker gives the next turn to whoever had least."""
         self._model = model
@@ -136,11 +138,13 @@ class Generating:
             return "stop"
         reason = self._limit_reached(sequence)
         if reason is None:
-            written = checkpoints.take(self._tokens, at_any_cost=self._parking)
+            # Not inside a character: the log would lack tokens that the snapshot holds, and it could not be used.
+            parking = self._parking and group is not None
+            written = checkpoints.take(self._tokens, at_any_cost=parking)
             if written is not None:
                 self._tell_held()  # or the snapshot would hold more than the log
                 self._tell(written)
-            if self._parking:
+            if parking:
                 self._tell_held()
                 raise Interrupted
             checkpoints.timed(partial(sequence.decode, token))

@@ -21,6 +21,7 @@ from typing import IO, BinaryIO, cast
 
 import retoma
 from retoma import failpoints
+from retoma.engines import turn
 from retoma.engines.frames import Frame, Load, Stop, read_frame, write_frame
 from retoma.errors import EngineCrashed
 
@@ -67,6 +68,9 @@ class EngineProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._started = threading.Event()
         self._gone = threading.Event()
+        self._turn_fd = turn.new_memory()
+        self._last_turn = turn.NOBODY
+        self._turn_lock = threading.Lock()
         self.send(load)
         threading.Thread(target=self._live, name=f"engine {load.model}", daemon=True).start()
         self._started.wait()
@@ -83,6 +87,11 @@ class EngineProcess:
     def last_words(self) -> str:
         """The last lines that the child wrote to stderr."""
         return "\n".join(self._stderr)
+
+    def turn(self) -> bytes:
+        """The mark of the generation that the child works on, or worked on when it ended; see `turn`."""
+        with self._turn_lock:
+            return turn.read(self._turn_fd) if self._turn_fd >= 0 else self._last_turn
 
     def send(self, frame: Frame) -> None:
         """Hands a frame to the writer; never waits, never raises. A child that is gone is told by `on_exit`."""
@@ -109,19 +118,26 @@ class EngineProcess:
         try:
             status = self._start_and_read()
         finally:
+            self._keep_last_turn()
             try:
                 self._on_exit(status)
             finally:
                 self._started.set()
                 self._gone.set()
 
+    def _keep_last_turn(self) -> None:
+        with self._turn_lock:
+            self._last_turn = turn.read(self._turn_fd)
+            os.close(self._turn_fd)
+            self._turn_fd = -1
+
     def _start_and_read(self) -> int | None:
         # -P: a file of the working directory that is called like a module must not take its place.
-        command = [sys.executable, "-P", *WORKER, str(os.getpid())]
+        command = [sys.executable, "-P", *WORKER, str(os.getpid()), str(self._turn_fd)]
         pipe = subprocess.PIPE
         try:
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                command, stdin=pipe, stdout=pipe, stderr=pipe, env=_environment()
+                command, stdin=pipe, stdout=pipe, stderr=pipe, env=_environment(), pass_fds=(self._turn_fd,)
             )
         except OSError:
             return None

@@ -1,4 +1,4 @@
-"""The engine's own process: `python -m retoma.engines.worker PARENT_PID`, spoken to in frames over stdin and stdout.
+"""The engine's own process: `python -m retoma.engines.worker PARENT_PID TURN_FD`, spoken to in frames over its pipes.
 
 A model runs here and not in the service, so that a crash, an abort or an out-of-memory kill inside a C library takes
 nothing else with it. The process never outlives its parent: it ends at the end of its pipe, and the kernel kills it
@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from pathlib import Path
 from queue import SimpleQueue
+from traceback import extract_tb
 from typing import BinaryIO
 
 from retoma import failpoints
@@ -40,6 +41,7 @@ from retoma.engines.frames import (
     write_frame,
 )
 from retoma.engines.generating import Generating
+from retoma.engines.turn import Turn
 from retoma.errors import EngineError, RetomaError
 
 _PR_SET_PDEATHSIG = 1
@@ -48,7 +50,8 @@ _PR_SET_PDEATHSIG = 1
 class Worker:
     """Serves the generations of one loaded model."""
 
-    def __init__(self, pipe_in: BinaryIO, pipe_out: BinaryIO) -> None:
+    def __init__(self, pipe_in: BinaryIO, pipe_out: BinaryIO, turn: Turn) -> None:
+        self._turn = turn
         self._pipe_in = pipe_in
         self._pipe_out = pipe_out
         self._inbox: SimpleQueue[Frame] = SimpleQueue()
@@ -137,6 +140,7 @@ class Worker:
 
     def _step(self, generating: Generating) -> None:
         """One step; a failure ends this generation and no other."""
+        self._turn.begin(generating.mark)
         try:
             goes_on = generating.step()
         except Interrupted:
@@ -161,7 +165,9 @@ def _explain(error: Exception, what: str) -> tuple[str, str]:
     if isinstance(error, RetomaError):
         code = error.code if isinstance(error, EngineError) else "internal"
         return code, error.message
-    sys.stderr.write(f"{what}: {error!r}\n")
+    # Not what the exception says: the engine's last words may be told to the client of another text.
+    places = " > ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in extract_tb(error.__traceback__))
+    sys.stderr.write(f"{what}: {type(error).__name__} at {places}\n")
     return "internal", f"{what} ({type(error).__name__})."
 
 
@@ -204,7 +210,7 @@ def main(arguments: list[str]) -> int:
     os.environ["GGML_NO_BACKTRACE"] = "1"  # it would start a debugger in a process that is about to die
     failpoints.arm_from_environment()
     pipe_in, pipe_out = _private_pipes()
-    return Worker(pipe_in, pipe_out).run()
+    return Worker(pipe_in, pipe_out, Turn(int(arguments[1]))).run()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,7 @@ from retoma.core.events import EventDraft
 from retoma.core.output import Output
 from retoma.core.response import Ending, Usage
 from retoma.core.task import OnRestart, State
-from retoma.engines.frames import Alive, Cancelled, Done, Failed, Frame, Generate, SnapshotWritten, Started
-from retoma.engines.frames import Output as OutputFrame
+from retoma.engines.frames import Done, Failed, Frame, Generate, SnapshotWritten, Started
 from retoma.errors import (
     EngineCrashed,
     EngineError,
@@ -38,10 +37,13 @@ from retoma.errors import (
     Unavailable,
 )
 from retoma.ids import Ids
+from retoma.runtime.batch import gather
 from retoma.runtime.bridge import AsyncStore
 from retoma.runtime.engines import Engine, Generation, engine_error
+from retoma.runtime.observing import Observer
 from retoma.store.contract import Tx
 from retoma.store.rows import TaskRow
+from retoma.telemetry import Telemetry
 from retoma.transactions import read
 from retoma.transactions.append import Append, append
 from retoma.transactions.finish import Finish, finish
@@ -104,6 +106,7 @@ class Tools:
     instance_id: Callable[[], str]
     loadable: Callable[[], Awaitable[frozenset[str] | None]]
     """The models that this instance can load, where its files are not everybody's; None: claim any task."""
+    telemetry: Telemetry
 
 
 class Stopping(Enum):
@@ -114,37 +117,6 @@ class Stopping(Enum):
     """The instance ends in good order: a snapshot is written and the text is left to whoever recovers it."""
     ABANDONED = "abandoned"
     """The task is not ours any more, or the instance ends: nothing more is written."""
-
-
-@dataclass(slots=True)
-class _Batch:
-    """What came from the engine since the last commit."""
-
-    started: Started | None = None
-    text: str = ""
-    tokens: list[int] = field(default_factory=list[int])
-    snapshots: list[SnapshotWritten] = field(default_factory=list[SnapshotWritten])
-    end: Done | Failed | Cancelled | None = None
-
-
-def _gather(frames: list[Frame]) -> _Batch:
-    batch = _Batch()
-    for frame in frames:
-        match frame:
-            case Started():
-                batch.started = frame
-            case OutputFrame():
-                batch.text += frame.text
-                batch.tokens += frame.tokens
-            case SnapshotWritten():
-                batch.snapshots.append(frame)
-            case Done() | Failed() | Cancelled():
-                batch.end = frame
-            case Alive():
-                pass
-            case _:
-                raise AssertionError(f"an engine never sends {frame.kind} here")
-    return batch
 
 
 class Attempt:
@@ -160,6 +132,7 @@ class Attempt:
         self._holds_engine = False
         self._stopping: Stopping | None = None
         self._work: asyncio.Task[None] | None = None
+        self._observer = Observer(tools.telemetry, tools.clock, task, tools.instance_id())
 
     @property
     def task_id(self) -> str:
@@ -183,6 +156,10 @@ class Attempt:
 
     async def run(self) -> None:
         """To the end of the attempt; never raises."""
+        with self._observer.attempting():
+            await self._run()
+
+    async def _run(self) -> None:
         try:
             if self._task.state is State.CANCELLING:
                 self._stopping = Stopping.CANCELLED
@@ -268,7 +245,7 @@ class Attempt:
 
     async def _take(self, generation: Generation, frames: list[Frame]) -> bool:
         """Commits what these frames say; True at the end of the text, or once it is parked."""
-        batch = _gather(frames)
+        batch = gather(frames)
         if batch.end is not None:  # before anything is awaited: an engine does not answer a cancel of what is over
             generation.over()
             self._generation = None
@@ -297,6 +274,7 @@ class Attempt:
             self._tools.ids.op_id(),
         )
         self._task = await self._write(partial(start, command=command))
+        self._observer.started(frame.path)
         self._seq = self._task.last_seq
 
     async def _append(self, drafts: list[EventDraft]) -> None:
@@ -308,7 +286,9 @@ class Attempt:
             self._tools.clock.wall_ms(),
             self._tools.ids.op_id(),
         )
-        self._seq = await self._write(partial(append, command=command))
+        with self._observer.appending():
+            self._seq = await self._write(partial(append, command=command))
+        self._observer.appended(drafts)
 
     async def _finish(self, drafts: list[EventDraft], done: Done) -> None:
         whole = done.reason == "stop"
@@ -343,10 +323,12 @@ class Attempt:
             fold_output,
         )
         await self._write(partial(finish, command=command))
+        self._observer.ended(ending, command.before)
         await self._tools.snapshots.remove_all(self.task_id)
 
     async def _after_crash(self, error: EngineError) -> None:
-        logger.warning("task %s: %s", self.task_id, error.message)
+        # Not the message: it holds the engine's last words, and those may be of a prompt.
+        logger.warning("task %s: %s", self.task_id, error.code)
         command = AfterCrash(
             self.task_id,
             self._task.fencing_token,
@@ -355,8 +337,10 @@ class Attempt:
             error.message,
             self._tools.clock.wall_ms(),
             self._tools.ids.op_id(),
+            error.innocent,
         )
         moved = await self._write(partial(recover_after_crash, command=command))
+        self._observer.crashed(error.code, moved)
         if moved.state is not State.RUNNING:
             await self._tools.snapshots.remove_all(self.task_id)
 
@@ -371,7 +355,9 @@ class Attempt:
             frame.fingerprint,
             self._tools.clock.wall_ms(),
         )
-        await self._tools.snapshots.remove(await self._write(partial(register_snapshot, command=command)))
+        superseded = await self._write(partial(register_snapshot, command=command))
+        self._observer.registered()
+        await self._tools.snapshots.remove(superseded)
 
     async def _write(self, function: Callable[[Tx], T]) -> T:
         """Commits, however long the store may be away; only the loss of the ownership, or a cancel, ends the wait."""
@@ -379,6 +365,9 @@ class Attempt:
         while True:
             try:
                 return await self._tools.store.transact(function)
+            except LeaseLost:
+                self._observer.fenced()
+                raise
             except Unavailable as away:
                 if self._stopping is Stopping.ABANDONED:
                     raise LeaseLost from away

@@ -26,6 +26,7 @@ from retoma.engines.frames import (
     Ready,
 )
 from retoma.engines.process import EngineProcess
+from retoma.engines.turn import mark_of
 from retoma.errors import EngineCrashed, EngineError, EngineStalled, ModelCorrupt, ModelUnavailable, PromptTooLong
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,13 @@ def engine_error(code: str, message: str) -> EngineError:
     return _ERRORS.get(code, EngineError)(message)
 
 
+def _innocent(end: EngineError) -> EngineError:
+    """The same end for a text that the engine did not work on. Its last words are of another one, so they stay out."""
+    seen = type(end)("the engine ended while it worked on another text")
+    seen.innocent = True
+    return seen
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """How long an engine may take, in seconds."""
@@ -49,11 +57,17 @@ class Bounds:
     stall_s: float
 
 
+OnCrash = Callable[[str], None]
+"""Told the error code of an engine that has ended by itself, or that was ended because it hung."""
+
+
 class Engine:
     """One loaded model in its own process."""
 
-    def __init__(self, load: Load, bounds: Bounds) -> None:
+    def __init__(self, load: Load, bounds: Bounds, on_crash: OnCrash) -> None:
         self.model = load.model
+        self._on_crash = on_crash
+        self._stopped = False
         self._load = load
         self._bounds = bounds
         self._loop = asyncio.get_running_loop()
@@ -62,6 +76,8 @@ class Engine:
         self._generations: dict[str, asyncio.Queue[Frame | None]] = {}
         self._heard_at = self._loop.time()
         self._end: EngineError | None = None
+        self._culprit = ""
+        """The generation that the process worked on when it ended; empty: any of them may have been it."""
         self.fingerprint = ""
         self.exited = asyncio.Event()
 
@@ -90,7 +106,7 @@ class Engine:
     def begin(self, frame: Generate) -> Generation:
         """Begins a text; raises EngineCrashed if the process is gone."""
         if self._end is not None or self._process is None:
-            raise self._end or EngineCrashed()
+            raise _innocent(self._end or EngineCrashed())
         self._generations[frame.key] = asyncio.Queue()
         self._process.send(frame)
         return Generation(self, frame.key)
@@ -106,15 +122,18 @@ class Engine:
                 if self._loop.time() - self._heard_at < self._bounds.stall_s:
                     continue  # it works on another text
                 self._kill(EngineStalled(f"nothing was heard from {self.model} for {self._bounds.stall_s:.0f} s"))
-                raise self._end or EngineStalled() from None
+                raise self._ending_of(key) from None
             if frame is None:
-                raise self._end or EngineCrashed()
+                raise self._ending_of(key)
             return frame
 
     def waiting_frame(self, key: str) -> Frame | None:
         """A frame of this generation that is here already, or None."""
         frames = self._generations[key]
-        return None if frames.empty() else frames.get_nowait()
+        frame = None if frames.empty() else frames.get_nowait()
+        if frame is None and self.gone:
+            frames.put_nowait(None)  # the mark of the end is for `next_frame`, which would wait for it in vain
+        return frame
 
     def park(self, key: str) -> None:
         """Asks for a snapshot at the next token and then the end; the frames of both come as any others."""
@@ -129,7 +148,7 @@ class Engine:
                 while not isinstance(await self.next_frame(key), Done | Cancelled | Failed):
                     pass
             except EngineError as error:
-                logger.warning("engine of %s ended while a text was stopped: %s", self.model, error.message)
+                logger.warning("engine of %s ended while a text was stopped: %s", self.model, error.code)
         self.forget(key)
 
     def forget(self, key: str) -> None:
@@ -138,6 +157,7 @@ class Engine:
 
     async def stop(self) -> None:
         """Ends the process."""
+        self._stopped = True
         if self._process is not None and not self.exited.is_set():
             await self._loop.run_in_executor(None, self._process.stop, _STOP_GRACE_S)
 
@@ -167,7 +187,11 @@ class Engine:
         words = self._process.last_words.splitlines() if self._process else []
         last = f"; its last words: {words[-1]}" if words else ""
         how = f"signal {-status}" if status is not None and status < 0 else f"exit status {status}"
+        self._find_culprit()
         self._end = self._end or EngineCrashed(f"the engine of {self.model} ended with {how}{last}")
+        if isinstance(self._end, EngineCrashed | EngineStalled) and not self._stopped:
+            logger.warning("the engine of %s ended with %s", self.model, how)
+            self._on_crash(self._end.code)
         if not self._ready.done():
             self._ready.set_exception(self._end)
             self._ready.exception()  # it may be that nobody waits any more
@@ -175,7 +199,19 @@ class Engine:
             queue.put_nowait(None)
         self.exited.set()
 
+    def _find_culprit(self) -> None:
+        """Only while the process's generations are all there: one that is over is not to blame any more."""
+        if not self._culprit and self._process is not None:
+            mark = self._process.turn()
+            self._culprit = next((key for key in self._generations if mark_of(key) == mark), "")
+
+    def _ending_of(self, key: str) -> EngineError:
+        """The process's end as one of its texts sees it."""
+        end = self._end or EngineCrashed()
+        return _innocent(end) if self._culprit and key != self._culprit else end
+
     def _kill(self, reason: EngineError) -> None:
+        self._find_culprit()
         self._end = self._end or reason
         if self._process is not None:
             self._process.kill()
@@ -215,10 +251,11 @@ OnReady = Callable[[Load, Ready], Awaitable[None]]
 class EnginePool:
     """The engines of one instance, by model. An idle one stays loaded, up to a number."""
 
-    def __init__(self, bounds: Bounds, idle_max: int, on_ready: OnReady) -> None:
+    def __init__(self, bounds: Bounds, idle_max: int, on_ready: OnReady, on_crash: OnCrash) -> None:
         self._bounds = bounds
         self._idle_max = idle_max
         self._on_ready = on_ready
+        self._on_crash = on_crash
         self._engines: dict[str, Engine] = {}
         self._loads: dict[str, asyncio.Task[Engine]] = {}
         self._users: dict[str, int] = {}
@@ -275,7 +312,7 @@ class EnginePool:
 
     async def _start(self, load: Load) -> Engine:
         await self.make_room(load.model)
-        engine = Engine(load, self._bounds)
+        engine = Engine(load, self._bounds, self._on_crash)
         try:
             ready = await engine.start()
         except BaseException:

@@ -43,6 +43,8 @@ class AfterCrash:
     message: str
     now_ms: int
     op_id: str
+    innocent: bool = False
+    """The engine worked on another text when it died, so this task's count stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,9 @@ def recover_after_crash(tx: Tx, command: AfterCrash) -> TaskRow:
         if log.was_applied(tx, command.task_id, command.op_id):
             return task
         raise LeaseLost(f"{task.id} is held under fencing token {task.fencing_token}, not {command.fencing_token}")
-    count = CrashCount(task.crashes, task.crash_tokens).after_crash_at(task.tokens)
+    count = CrashCount(task.crashes, task.crash_tokens)
+    if not command.innocent:
+        count = count.after_crash_at(task.tokens)
     verb = decide_after_crash(task.state, task.on_restart, count)
     written = _apply(tx, task, verb, command, _Cause(command.code, command.message, count))
     passing(Failpoint.REQUEUE_WRITTEN)
