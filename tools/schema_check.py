@@ -17,6 +17,8 @@ from retoma.store.schema import COMPATIBILITY, SCHEMA_VERSION, Migration, migrat
 from tools.corpus import corpus
 
 _NOT_CODE = re.compile(r"--[^\n]*|\$(\w*)\$.*?\$\1\$|'(?:[^']|'')*'", re.DOTALL)
+# A trigger that refuses it is the opposite of the statement.
+_REFUSES_TRUNCATE = re.compile(r"\bCREATE\s+TRIGGER\s+\w+\s+BEFORE\s+TRUNCATE\s+ON\s+\w+\s+FOR\b", re.IGNORECASE)
 _CONTRACTS = re.compile(r"\b(DROP|RENAME|TRUNCATE|ALTER\s+COLUMN)\b", re.IGNORECASE)
 _ADDED_COLUMN = re.compile(r"\bADD\s+(?:COLUMN\s+)?(\w+)[^;]*", re.IGNORECASE)
 
@@ -51,7 +53,7 @@ def wrong_compatibility(compatibility: dict[int, tuple[int, int]], newest: int) 
 
 def contractions(sql: str) -> Iterator[str]:
     """What an older release could stumble over."""
-    code = _NOT_CODE.sub(" ", sql)
+    code = _REFUSES_TRUNCATE.sub(" ", _NOT_CODE.sub(" ", sql))
     for match in _CONTRACTS.finditer(code):
         yield f"has a {' '.join(match[1].upper().split())}; wait until no release needs the old form"
     for match in _ADDED_COLUMN.finditer(code):

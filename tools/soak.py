@@ -3,7 +3,8 @@
 The monkey kills, pauses past the lease and restarts the services, by a printed seed. The clients write down all that
 they were ever told. In the end every task must have ended, every acknowledged id exist, no key have made two tasks,
 every event be the same byte for byte, texts of the same prompt be equal, and `retoma store check` find nothing. A run
-that fails keeps its data directory and prints the command that does the same again.
+that fails leaves its evidence (its data directory, the logs, what the monkey did and when) and prints the command that
+does the same again; the machine's own timing is not part of a seed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import fields
 from pathlib import Path
 from random import Random  # noqa: TID251 - the seed is printed, and nothing here is shipped
 from signal import SIGCONT, SIGSTOP
@@ -25,6 +27,8 @@ from threading import Event, Thread
 
 import httpx
 
+from tests.support import evidence
+from tests.support.evidence import Case
 from tests.support.service import RunningService, environment, start_service
 from tools.soak_clients import Client, Ledger, Services
 
@@ -52,8 +56,11 @@ class Soak:
         self.ledger = Ledger()
         self._rng = _drawing(seed, "monkey")
         self._seed = seed
-        self._until = time.monotonic() + seconds
+        self._began = time.monotonic()
+        self._until = self._began + seconds
         self._tell = tell
+        self.moments: list[str] = []
+        """What the monkey did, and how many seconds after the beginning."""
         self._over = Event()
         self._stack = ExitStack()
         self._services = Services()
@@ -90,6 +97,10 @@ class Soak:
 
     # The monkey
 
+    def _note(self, what: str) -> None:
+        self._tell(what)
+        self.moments.append(f"{time.monotonic() - self._began:8.3f} {what}")
+
     def _monkey(self) -> None:
         """Each of its tricks once, then whatever the seed says."""
         tricks = [self._kill, self._pause, self._kill, self._restart]
@@ -102,13 +113,13 @@ class Soak:
 
     def _kill(self, place: int) -> None:
         engines_too = self._rng.random() < 0.5  # noqa: PLR2004 - every other time
-        self._tell(f"kill -9 of service {place}{' and its engines' if engines_too else ''}")
+        self._note(f"kill -9 of service {place}{' and its engines' if engines_too else ''}")
         self._services.places[place].kill(engines_too=engines_too)
         self.ledger.count("kills")
         self._replace(place)
 
     def _pause(self, place: int) -> None:
-        self._tell(f"service {place} stands still for {PAUSE_S:g} s")
+        self._note(f"service {place} stands still for {PAUSE_S:g} s")
         process = self._services.places[place].process
         process.send_signal(SIGSTOP)
         self._over.wait(PAUSE_S)
@@ -116,7 +127,7 @@ class Soak:
         self.ledger.count("pauses")
 
     def _restart(self, place: int) -> None:
-        self._tell(f"service {place} is stopped in good order and started again")
+        self._note(f"service {place} is stopped in good order and started again")
         if self._services.places[place].stop() != 0:
             self.ledger.wrong(f"a service ended badly:\n{self._services.places[place].log[-2_000:]}")
         self.ledger.count("restarts")
@@ -161,13 +172,16 @@ def _drawing(seed: int, who: str) -> Random:
 def soak(data_dir: Path, seed: int, seconds: float, tell: Callable[[str], None] = print) -> Ledger:
     """Runs once; the ledger says what happened and what was wrong."""
     one = Soak(data_dir, seed, seconds, tell)
+    evidence.keep("monkey.txt", lambda: "\n".join(one.moments))
+    evidence.keep("ledger.json", lambda: _plain(one.ledger))
     one.run()
     return one.ledger
 
 
-def replay_command(seed: int, seconds: float) -> str:
-    """What does the same again; the machine's own timing is not part of a seed."""
-    return f"python -m tools.soak --seed {seed} --seconds {seconds:g}"
+def _plain(ledger: Ledger) -> dict[str, object]:
+    """A ledger as JSON can say it."""
+    told: dict[str, object] = {one.name: getattr(ledger, one.name) for one in fields(ledger) if one.name != "lock"}
+    return told | {"doomed": sorted(ledger.doomed), "deleted": sorted(ledger.deleted)}
 
 
 def report(ledger: Ledger) -> str:
@@ -185,15 +199,28 @@ def main() -> None:
     options = parser.parse_args()
     seconds: float = options.seconds or options.minutes * 60
     print(f"seed {options.seed}, {seconds:g} s")
+    evidence.begin(Case("soak", ["tools.soak", "--seed", str(options.seed), "--seconds", f"{seconds:g}"], options.seed))
     folder = Path(tempfile.mkdtemp(prefix="retoma-soak-"))
     ledger = soak(folder / "data", options.seed, seconds)
     print(report(ledger))
-    if not ledger.problems:
+    if ledger.problems:
+        print("\n".join(ledger.problems), file=sys.stderr)
+        raise SystemExit(_keep(ledger, folder))
+    shutil.rmtree(folder)
+
+
+def _keep(ledger: Ledger, folder: Path) -> int:
+    """Writes the evidence of a run that failed, unless it is a replay; the exit status."""
+    kept = evidence.write(ledger.problems[0].partition("\n")[0], {"problems.txt": "\n".join(ledger.problems)})
+    if kept is None:
+        print(f"the data is in {folder}", file=sys.stderr)
+        return 1
+    print(f"kept in {kept}\nagain: {evidence.replay_command(kept)}", file=sys.stderr)
+    if evidence.left_out(kept):
+        print(f"it was too much to be kept whole; all of it is in {folder}", file=sys.stderr)
+    else:
         shutil.rmtree(folder)
-        return
-    print("\n".join(ledger.problems), file=sys.stderr)
-    print(f"the data is in {folder}; the same again: {replay_command(options.seed, seconds)}", file=sys.stderr)
-    raise SystemExit(1)
+    return 1
 
 
 if __name__ == "__main__":

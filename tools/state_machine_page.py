@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from retoma.core.restart import RESTART, decide_restart
 from retoma.core.task import FINISHED, WIRE_STATUS, OnRestart, State
 from retoma.core.transitions import TRANSITIONS
+from tools.markdown import table
 
 _HEAD = """\
 # A task's life
@@ -36,7 +35,7 @@ def _diagram() -> str:
 def _transitions() -> str:
     text = "## Commands\n\nWhat isn't in this table is refused, and nothing is written.\n\n"
     rows = [(f"`{state}`", f"`{command}`", f"`{target}`") for (state, command), target in TRANSITIONS.items()]
-    return text + _table(("state", "command", "next state"), rows)
+    return text + table(("state", "command", "next state"), rows)
 
 
 def _restart() -> str:
@@ -46,7 +45,7 @@ def _restart() -> str:
         "the command that leads there.\n\n"
     )
     rows = [(f"`{state}`", *(_cell(state, policy) for policy in OnRestart)) for state in RESTART]
-    return text + _table(("found", *(f"`{policy}`" for policy in OnRestart)), rows)
+    return text + table(("found", *(f"`{policy}`" for policy in OnRestart)), rows)
 
 
 def _cell(state: State, policy: OnRestart) -> str:
@@ -56,10 +55,4 @@ def _cell(state: State, policy: OnRestart) -> str:
 
 def _wire() -> str:
     text = "## What a client sees\n\n`status` of the response; the state itself is in its `task` object.\n\n"
-    return text + _table(("state", "status"), [(f"`{state}`", f"`{WIRE_STATUS[state]}`") for state in State])
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    head = list(head)
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return text + table(("state", "status"), [(f"`{state}`", f"`{WIRE_STATUS[state]}`") for state in State])

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-_NOT_OURS = {"build", "dist", "htmlcov", "__pycache__"}
+_NOT_OURS = {"build", "dist", "htmlcov", "evidence", "__pycache__"}
 
 
 def project_files() -> list[Path]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from dataclasses import dataclass
 from enum import Enum
 
@@ -37,8 +38,14 @@ class Failpoint(Enum):
     REGISTER_COMMITTED = ("register.committed", "The instance's row is committed; recovery has not begun.")
     DELETE_WRITTEN = ("delete.written", "A finished task's rows are deleted; not committed.")
     DELETE_COMMITTED = ("delete.committed", "A finished task's rows are gone; its snapshot files may be there.")
-    PRUNE_WRITTEN = ("prune.written", "A batch of expired tasks is deleted; not committed.")
-    PRUNE_COMMITTED = ("prune.committed", "A batch of expired tasks is gone; their files may be there.")
+    PRUNE_WRITTEN = ("prune.written", "A batch of what has expired is deleted; not committed.")
+    PRUNE_COMMITTED = ("prune.committed", "A batch of what has expired is gone; its files may be there.")
+    OUTBOX_CLAIMED = ("outbox.claimed", "A webhook's try is counted and committed; nothing is sent.")
+    OUTBOX_SENT = ("outbox.sent", "A webhook's receiver has answered; the outcome is not written.")
+    OUTBOX_WRITTEN = ("outbox.written", "The outcome of a webhook's try is written; not committed.")
+    OUTBOX_COMMITTED = ("outbox.committed", "The outcome of a webhook's try is committed.")
+    PAIR_WRITTEN = ("pair.written", "A code is used up and its client is written; not committed.")
+    PAIR_COMMITTED = ("pair.committed", "The client is committed; nobody was told its token.")
     SNAPSHOT_WRITTEN = ("snapshot.written", "The snapshot's temporary file is written and synced; not renamed.")
     SNAPSHOT_RENAMED = ("snapshot.renamed", "The snapshot has its final name; its directory is not synced.")
     SNAPSHOT_SYNCED = ("snapshot.synced", "The snapshot is durable; no row names it.")
@@ -111,4 +118,7 @@ def passing(point: Failpoint) -> None:
         return
     if _armed.action == "error":
         raise FailpointError(f"failpoint {point.label}")
-    os.kill(os.getpid(), signal.SIGKILL if _armed.action == "kill" else signal.SIGSTOP)
+    if _armed.action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    # To this very thread: when another one takes the signal, this one runs on until that one is scheduled.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)

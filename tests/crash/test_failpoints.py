@@ -7,6 +7,7 @@ has none.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -18,10 +19,13 @@ import pytest
 from retoma.failpoints import Failpoint
 from tests.support.api import Api, text_of
 from tests.support.audit import assert_store_is_sound
+from tests.support.command import run_retoma
 from tests.support.places import place_on
 from tests.support.postgres import wait_past_grace
-from tests.support.service import launch_service, start_service
+from tests.support.receiver import Receiver
+from tests.support.service import RunningService, launch_service, start_service
 from tests.support.waiting import wait_for
+from tests.support.webhooks import listed, verify, wait_delivered
 
 TOKENS = 64
 CALM = {"RETOMA_SCRIPTED_TOKEN_MS": "5", "RETOMA_SCRIPTED_TOKENS": str(TOKENS)}
@@ -125,6 +129,51 @@ def retention(point: Failpoint, data_dir: Path) -> None:
         assert api.get(kept)["status"] == "completed"
 
 
+def pairing(point: Failpoint, data_dir: Path) -> None:
+    """A code whose answer got lost is as good as before, or used up for a client that is seen and can be revoked."""
+    with start_service(data_dir, env=armed(point)) as service:
+        code = new_code(data_dir)
+        with pytest.raises(httpx.HTTPError):
+            exchange(service, code)
+        assert service.wait_exit() == -signal.SIGKILL
+    with start_service(data_dir, env=CALM) as service:
+        api = Api(service)
+        ghosts = [client["id"] for client in api.http.get("/v1/clients").json()["data"]]
+        assert len(ghosts) == (point is Failpoint.PAIR_COMMITTED)
+        assert exchange(service, code).status_code == (401 if ghosts else 201)
+        for ghost in ghosts:
+            assert exchange(service, new_code(data_dir)).status_code == 201
+            assert api.http.delete(f"/v1/clients/{ghost}").status_code == 200
+        assert len(api.http.get("/v1/clients").json()["data"]) == 1
+
+
+def new_code(data_dir: Path) -> str:
+    return json.loads(run_retoma("clients", "pair", "--json", "--data-dir", data_dir).out)["code"]
+
+
+def exchange(service: RunningService, code: str) -> httpx.Response:
+    return httpx.post(f"{service.url}/v1/pairings", json={"code": code}, timeout=60)
+
+
+def webhook(point: Failpoint, data_dir: Path) -> None:
+    """Delivered in the end, and twice only where nobody knows whether once was enough; unconfirmed until then."""
+    env = {"RETOMA_WEBHOOK_PRIVATE": "yes", "RETOMA_WEBHOOK_TIMEOUT_S": "3"}
+    told_unknown = point in {Failpoint.OUTBOX_SENT, Failpoint.OUTBOX_WRITTEN}
+    with Receiver() as receiver:
+        with start_service(data_dir, env=armed(point, **env)) as service:
+            api = Api(service)
+            task = api.create(**REQUEST, webhook={"url": receiver.url})
+            assert service.wait_exit() == -signal.SIGKILL
+        assert len(receiver.deliveries) == (point is not Failpoint.OUTBOX_CLAIMED)
+        with start_service(data_dir, env={**CALM, **env}) as service:
+            api.attach(service)
+            message = listed(api)[task]
+            known = "delivered" if point is Failpoint.OUTBOX_COMMITTED else "unconfirmed"
+            assert (message["state"], message["tries"]) == (known, 1)
+            wait_delivered(api, [task])
+            assert verify(receiver, api, [task]).total() == (2 if told_unknown else 1)
+
+
 def inside_the_engine(point: Failpoint, data_dir: Path) -> None:
     """The engine dies, the service does not, and the text is the same."""
     with start_service(data_dir, env=armed(point)) as service:
@@ -156,11 +205,13 @@ FLOWS: dict[str, Callable[[Failpoint, Path], None]] = {
     "register": recovery,
     "delete": deletion,
     "prune": retention,
+    "outbox": webhook,
+    "pair": pairing,
     "snapshot": inside_the_engine,
     "engine": inside_the_engine,
 }
 # The transactions of a task's life: the other flows are of files, or of an engine, which know no store.
-ON_POSTGRESQL_TOO = {"accept", "claim", "append", "finish", "cancel", "recover"}
+ON_POSTGRESQL_TOO = {"accept", "claim", "append", "finish", "cancel", "recover", "pair", "outbox"}
 WALKED_ELSEWHERE = {"model", "model_row"}  # tests/cli: they are passed in the command line's process
 
 

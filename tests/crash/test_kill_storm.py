@@ -12,6 +12,7 @@ from random import Random
 import httpx
 import pytest
 
+from tests.support import evidence
 from tests.support.api import Api, text_of
 from tests.support.audit import assert_store_is_sound
 from tests.support.service import RunningService, launch_service, start_service
@@ -22,11 +23,23 @@ QUICK = {"RETOMA_SCRIPTED_TOKEN_MS": "1", "RETOMA_WORKERS": "3"}
 PROMPTS = ("the first story", "the second story", "a third one, 漢字 and all")
 
 
-def kill_at_random(service: RunningService, rng: Random, start_s: float) -> None:
-    """Somewhere between its first instruction and some hundred tokens later, by how long a start takes here and now."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        service.process.wait(start_s * rng.choice((0.1, 0.5, 1.0, 1.5, 2.0)) * rng.uniform(0.5, 1.0))
-    service.kill(engines_too=rng.random() < 0.5)
+class Kills:
+    """Kills at random moments, and when they were."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self.moments: list[dict[str, float]] = []
+        evidence.keep("kills.json", self.moments)
+
+    def kill(self, service: RunningService, start_s: float) -> None:
+        """Somewhere between its first instruction and some hundred tokens later, by how long a start takes here."""
+        rng = self._rng
+        after_s = start_s * rng.choice((0.1, 0.5, 1.0, 1.5, 2.0)) * rng.uniform(0.5, 1.0)
+        engines_too = rng.random() < 0.5
+        self.moments.append({"pid": service.pid, "start_s": start_s, "after_s": after_s, "engines_too": engines_too})
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            service.process.wait(after_s)
+        service.kill(engines_too=engines_too)
 
 
 @pytest.mark.requirement("P-11.2-seq")
@@ -40,6 +53,7 @@ def test_texts_survive_a_storm_of_kills_and_no_event_is_ever_contradicted(
         api = Api(service)
         expected = [text_of(api.wait_finished(api.create(prompt))) for prompt in PROMPTS]
 
+    kills = Kills(rng)
     began = time.monotonic()
     with start_service(data_dir, env=SLOW) as service:
         start_s = time.monotonic() - began
@@ -48,13 +62,13 @@ def test_texts_survive_a_storm_of_kills_and_no_event_is_ever_contradicted(
         readers = [threading.Thread(target=api.follow, args=(task,)) for task in tasks]
         for reader in readers:
             reader.start()
-        kill_at_random(service, rng, start_s)
+        kills.kill(service, start_s)
         for reader in readers:
             reader.join(30)
     interrupted = 0
     for _ in range(KILLS - 1):
         with launch_service(data_dir, env=SLOW) as service:
-            kill_at_random(service, rng, start_s)
+            kills.kill(service, start_s)
     with start_service(data_dir, env=QUICK) as service:
         api.attach(service)
         for task, text in zip(tasks, expected, strict=True):
@@ -69,10 +83,20 @@ def test_texts_survive_a_storm_of_kills_and_no_event_is_ever_contradicted(
     assert_store_is_sound(data_dir)
 
 
+def count_tasks(api: Api) -> int:
+    found: list[str] = []
+    while True:
+        after = {"after": found[-1]} if found else {}
+        page = api.http.get("/v1/tasks", params={"limit": 100, **after}).json()
+        found += [task["id"] for task in page["data"]]
+        if not page["has_more"]:
+            return len(set(found))
+
+
 @pytest.mark.requirement("P-11.2-persist", "S-005c")
 @pytest.mark.timeout(240)
 def test_whoever_got_a_202_finds_the_response_after_a_kill(data_dir: Path, rng: Random) -> None:
-    """Clients submit as fast as they can during the kill; acknowledged ids exist, keys never double (I1, I5)."""
+    """Clients submit as fast as they can during the kill; acknowledged ids exist, keys never double (I1, I5, I11)."""
     acknowledged: dict[str, str] = {}
     tried: set[str] = set()
 
@@ -85,18 +109,21 @@ def test_whoever_got_a_202_finds_the_response_after_a_kill(data_dir: Path, rng: 
             except httpx.HTTPError:
                 return
 
+    kills = Kills(rng)
+    evidence.keep("acknowledged.json", acknowledged)
     for round_number in range(4):
         with start_service(data_dir, env=QUICK) as service:
             api = Api(service)
             threads = [threading.Thread(target=submit, args=(api, f"r{round_number}c{c}")) for c in range(4)]
             for thread in threads:
                 thread.start()
-            kill_at_random(service, rng, start_s=0.6)
+            kills.kill(service, start_s=0.6)
             for thread in threads:
                 thread.join(30)
     assert acknowledged, "nothing was accepted before the kills"
     with start_service(data_dir, env=QUICK) as service:
         api = Api(service)
+        assert len(acknowledged) <= count_tasks(api) <= len(tried)
         sample = rng.sample(sorted(acknowledged), min(60, len(acknowledged)))
         for key in sample:
             assert api.get(acknowledged[key])["id"] == acknowledged[key]

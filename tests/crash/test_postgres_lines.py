@@ -18,7 +18,8 @@ from tests.support.service import RunningService, start_service
 from tests.support.waiting import wait_for
 
 LEASE_S = 1.5
-CALM = {"RETOMA_SCRIPTED_TOKEN_MS": "5", "RETOMA_SCRIPTED_TOKENS": "200"}
+# Each token in an event of its own, so that there are many places to break at.
+CALM = {"RETOMA_SCRIPTED_TOKEN_MS": "5", "RETOMA_SCRIPTED_TOKENS": "200", "RETOMA_OUTPUT_EVERY_MS": "0"}
 SLOW = {
     "RETOMA_SCRIPTED_TOKEN_MS": "35",
     "RETOMA_SCRIPTED_TOKENS": "200",

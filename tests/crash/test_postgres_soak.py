@@ -6,14 +6,14 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import mkdtemp
 
 import pytest
 
 import tools.soak
 from tests.conftest import SEED
+from tests.support import evidence
 from tests.support.places import place_on
-from tests.support.postgres import NoServer, PostgresServer, new_schema
+from tests.support.postgres import NoServer, PostgresServer, dump, new_schema
 from tools.soak import SOMETIMES, report, soak
 
 SECONDS = 25.0
@@ -55,19 +55,19 @@ class Restarts:
 @pytest.mark.timeout(300)
 @pytest.mark.xdist_group("soak")
 def test_three_services_on_postgresql_contradict_nothing_whatever_the_monkey_does(
-    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tools.soak, "SERVICES", 3)
     monkeypatch.setattr(tools.soak, "SOMETIMES", SEEN_IN_TIME)
-    folder = Path(mkdtemp(prefix="retoma-soak-"))
-    data_dir = place_on(new_schema(server.url), folder / "data")
+    url = new_schema(server.url)
+    data_dir = place_on(url, tmp_path / "data")
+    evidence.keep("rows.json", lambda: dump(url))
     restarts = Restarts(server)
     try:
         ledger = soak(data_dir, SEED, SECONDS)
     finally:
         restarts.end()
-    again = f"seed {SEED}; the services' files are in {folder}"
-    assert ledger.problems == [], again
+    assert ledger.problems == []
     assert restarts.done == 1, "the server was never restarted"
-    assert all(ledger.counts[name] for name in SEEN_IN_TIME), f"{report(ledger)}; {again}"
-    shutil.rmtree(folder)
+    assert all(ledger.counts[name] for name in SEEN_IN_TIME), report(ledger)
+    shutil.rmtree(data_dir)

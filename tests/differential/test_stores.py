@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -30,7 +31,7 @@ from retoma.transactions.accept import Accepted, accept
 from retoma.transactions.append import append
 from retoma.transactions.cancel import cancel
 from retoma.transactions.claim import Claim, claim
-from retoma.transactions.delete import Delete, Prune, delete, prune
+from retoma.transactions.delete import Delete, delete
 from retoma.transactions.finish import finish
 from retoma.transactions.models import RegisterModel
 from retoma.transactions.read import read_response, read_tasks
@@ -40,8 +41,10 @@ from retoma.transactions.snapshots import register_snapshot
 from retoma.transactions.start import start
 from tests.conftest import SEED
 from tests.differential.oracle import Oracle, Pictured
+from tests.support import evidence
 from tests.support.clock import ManualClock, SequentialIds
 from tests.support.postgres import empty, new_postgres_store, new_schema
+from tests.support.pruning import Prune, prune
 from tests.support.stores import new_file
 from tests.support.world import DAY_MS, World, key_of
 
@@ -123,6 +126,8 @@ class Both:
         self.leases: list[TaskRow] = []
         self.ids: list[str] = ["resp_none"]
         self.kinds: dict[tuple[str, ...], int] = {}
+        self.taken: list[Step] = []
+        self.replies: list[Reply] = []
         for store in self.stores:
             store.transact(partial(keep_service, candidate="svc", now_ms=0))
 
@@ -141,7 +146,9 @@ class Both:
         self.world.clock.advance(self.rng.choice((0, 1, 1_000)))
         met_before = {task_id: (task.state, task.policy) for task_id, task in self.oracle.tasks.items()}
         step = self.rng.choice(COMMANDS)(self)
+        self.taken.append(step)
         reply = self.same_reply(step)
+        self.replies.append(reply)
         if step.expected is not None:
             assert reply.word == step.expected, (number, step, reply)
         if step.may_be_repeated and self.rng.random() < 0.1:  # an unknown commit is driven again
@@ -156,6 +163,11 @@ class Both:
         kind = (step.name, str(met[0]), policy, reply.word.partition(" ")[0])
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
         return self.kinds[kind] == 1
+
+    def story(self) -> str:
+        """Every command so far and its reply; the last may have none."""
+        pairs = zip_longest(self.taken, self.replies)
+        return "\n".join(f"{number} {step}\n    → {reply}" for number, (step, reply) in enumerate(pairs, 1))
 
     def same_reply(self, step: Step) -> Reply:
         first, second = (carried_out(store, step) for store in self.stores)
@@ -402,6 +414,7 @@ def both_stores(url: str) -> Iterator[tuple[SqliteStore, Any]]:
 def test_sqlite_postgresql_and_the_oracle_agree_on_every_reply_and_every_row(postgres: str, rng: Random) -> None:
     with both_stores(postgres) as (sqlite, away):
         both = Both(sqlite, away, rng)
+        evidence.keep("commands.txt", both.story)
         steps = both.run()
     sys.stdout.write(f"seed {SEED}: {steps} commands, {len(both.kinds)} kinds of outcome\n")
     assert steps < STEPS_MAX, "there was still something new to see"

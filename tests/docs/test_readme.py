@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.support.api import Api
@@ -56,12 +57,17 @@ def test_the_commands_and_the_program_of_the_readme_work(tmp_path: Path) -> None
             pytest.fail("the demo model is missing in CI")
         pytest.skip("the demo model is not installed; `make setup` installs it")
     retoma = [shlex.split(command)[1:] for command in COMMANDS if command.startswith(".venv/bin/retoma")]
-    add, serve, ask = retoma
+    add, serve, ask, pair = retoma
     assert serve == ["serve"]
     run([*add, "--data-dir", str(tmp_path)])
     with start_service(tmp_path, env={"RETOMA_SCRIPTED": "0"}) as service:
         said = run([*ask[:-1], "8", "--url", service.url, "--data-dir", str(tmp_path)])
         assert said.strip()
+        code = re.search(r"[A-Z2-9]{4}-[A-Z2-9]{4}", run([*pair, "--data-dir", str(tmp_path)]))
+        assert code
+        paired = httpx.post(f"{service.url}/v1/pairings", json={"code": code[0]}).json()
+        headers = {"Authorization": f"Bearer {paired['token']}"}
+        assert httpx.get(f"{service.url}/dashboard/overview", headers=headers).status_code == 200
         program = next(block for language, block in BLOCKS if language == "python")
         program = program.replace("http://127.0.0.1:8642", service.url)
         program = program.replace("~/.local/share/retoma", str(tmp_path))

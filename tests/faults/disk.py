@@ -129,11 +129,3 @@ def files_in(folder: Path) -> dict[str, bytes]:
     """Every file of a real folder, without SQLite's shared index."""
     found = [path for path in folder.rglob("*") if path.is_file() and not path.name.endswith("-shm")]
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
-
-
-def write_out(files: dict[str, bytes], folder: Path) -> None:
-    """Makes a real folder of an image; it must be empty."""
-    for path, data in files.items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(data)

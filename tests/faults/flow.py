@@ -32,7 +32,7 @@ from retoma.transactions.cancel import cancel
 from retoma.transactions.check import check
 from retoma.transactions.check_files import Folders, check_files
 from retoma.transactions.claim import claim
-from retoma.transactions.delete import Delete, Prune, delete, prune
+from retoma.transactions.delete import Delete, delete
 from retoma.transactions.finish import finish
 from retoma.transactions.instances import Register, register
 from retoma.transactions.models import RegisterModel, read_models, register_model, remove_model
@@ -41,6 +41,7 @@ from retoma.transactions.recover import recover, recover_after_crash
 from retoma.transactions.snapshots import read_snapshot_paths, register_snapshot
 from retoma.transactions.start import start
 from tests.support.clock import ManualClock, SequentialIds
+from tests.support.pruning import Prune, prune
 from tests.support.stores import plain_tx
 from tests.support.world import World, key_of
 

@@ -14,6 +14,8 @@ POWER = "tests/faults/test_power.py::test_files_and_rows_agree_on_every_disk_tha
 
 CONFLICTS = "tests/transactions/test_conflicts.py"
 LINES = "tests/crash/test_postgres_lines.py"
+POINTS = "tests/transactions/test_crash_points.py"
+PEOPLE = "store/migrations/0002_people.postgres.sql"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +227,9 @@ SABOTAGES = (
         (
             Edit(
                 "store/sql/tasks.sql",
-                "DELETE FROM tasks\nWHERE id = :id AND state IN ('completed', 'failed', 'cancelled');",
-                "DELETE FROM tasks\nWHERE id = :id;",
+                "DELETE FROM tasks\nWHERE id = :id\n    AND state IN ('completed', 'failed', 'cancelled')\n"
+                "    AND retention = :retention\n    AND finished_at_ms < :before_ms\n",
+                "DELETE FROM tasks\nWHERE id = :id\n",
             ),
             Edit(
                 "store/migrations/0001_initial.sqlite.sql",
@@ -240,8 +243,8 @@ SABOTAGES = (
             ),
         ),
         (
-            "tests/transactions/test_delete.py::"
-            "test_a_task_that_is_queued_again_between_selection_and_deletion_can_not_go[sqlite]",
+            "tests/transactions/test_retention.py::"
+            "test_the_deleting_statement_itself_and_the_triggers_behind_it_keep_an_unfinished_task",
         ),
     ),
     sabotage(
@@ -391,8 +394,8 @@ SABOTAGES = (
     sabotage(
         "prune takes the youngest first",
         "store/sql/tasks.sql",
-        "ORDER BY finished_at_ms, id",
-        "ORDER BY finished_at_ms DESC, id",
+        "ORDER BY finished_at_ms, id\nLIMIT :limit;\n\n-- name: expired_unstored",
+        "ORDER BY finished_at_ms DESC, id\nLIMIT :limit;\n\n-- name: expired_unstored",
         "tests/differential/test_stores.py",
     ),
     sabotage(
@@ -415,6 +418,21 @@ SABOTAGES = (
         'await self._settings.get("unstored_minutes")',
         "60",
         "tests/http/test_service.py",
+    ),
+    sabotage(
+        "a lost COMMIT is taken for a success",
+        "store/postgres_tx.py",
+        "        except (StoreFull, CommitUnknown):\n            raise\n",
+        "        except (StoreFull, CommitUnknown):\n            return\n",
+        f"{POINTS}::test_a_process_whose_connections_are_ended_at_any_step_is_told_and_writes_the_very_same[accept.written]",
+    ),
+    Sabotage(
+        "a table of unfinished tasks may be truncated",
+        (
+            Edit(PEOPLE, "BEFORE TRUNCATE ON tasks\n", "BEFORE DELETE ON pairings\n"),
+            Edit(PEOPLE, "BEFORE TRUNCATE ON task_events\n", "BEFORE UPDATE ON pairings\n"),
+        ),
+        ("tests/postgres/test_schema.py::test_no_task_and_no_event_is_lost_by_a_truncate",),
     ),
     sabotage(
         "functions are not compared",

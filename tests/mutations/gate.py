@@ -15,10 +15,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.mutations.catalog import Edit, Sabotage
+from tests.support.evidence import PLACE, REPLAY
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("src", "tests", "tools", "docs", "pyproject.toml")
 BOUND_S = 240
+# A copy keeps its evidence to itself: what is replayed is the test of the gate.
+_NOT_PASSED_ON = ("PYTEST_", "COV_", "LD_PRELOAD", PLACE, REPLAY)
 _FAILED = re.compile(r"^FAILED (.+?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -74,7 +77,7 @@ def attempt(sabotage: Sabotage) -> Outcome:
 
 def run_tests(sabotage: Sabotage, root: Path) -> Outcome:
     """Runs the sabotage's tests in this tree, up to the first that fails."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_", "LD_PRELOAD"))}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED_ON)}
     environment = kept | {"PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-rf", "--no-header", "-p", "no:cacheprovider"]
     began = time.monotonic()

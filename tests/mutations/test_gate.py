@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import SEED
 from tests.mutations.catalog import SABOTAGES, Edit, Sabotage
 from tests.mutations.gate import ROOT, attempt, carry_out, occurrences
+from tests.support import evidence
 
 SAMPLE = 2
 sampled = Random(SEED).sample(SABOTAGES, SAMPLE)
@@ -57,4 +58,5 @@ def test_a_text_that_is_not_there_is_an_error() -> None:
 def test_a_sabotage_is_noticed(sabotage: Sabotage) -> None:
     """Two of them, by the printed seed; `make mutations` runs all."""
     outcome = attempt(sabotage)
+    evidence.keep("output.txt", outcome.output)
     assert outcome.caught, outcome.output

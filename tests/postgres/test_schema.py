@@ -21,7 +21,7 @@ from retoma.store.postgres_tx import psycopg_text
 from retoma.store.schema import Migration, Schema, migrations_for
 from retoma.store.statements import Statement, all_statements
 from tests.support import processes
-from tests.support.postgres import administer
+from tests.support.postgres import TABLES, administer, empty
 from tests.support.waiting import wait_for
 from tests.support.world import World
 
@@ -72,12 +72,16 @@ HOT = {
     "tasks.queue_length": "tasks_queue",
     "tasks.queue_position": "tasks_queue",
     "tasks.active": "tasks_active",
-    "tasks.expired": "tasks_finished",
+    "tasks.expired_stored": "tasks_finished",
+    "tasks.expired_unstored": "tasks_unstored",
+    "tasks.lock_expired": "tasks_pkey",
+    "tasks.newest_finished": "tasks_finished",
     "tasks.page": "tasks_pkey",
     "task_events.after": "task_events_pkey",
     "task_events.op_at": "task_events_pkey",
     "idempotency_keys.read": "idempotency_keys_pkey",
     "idempotency_keys.delete_of_task": "idempotency_keys_by_task",
+    "idempotency_keys.expired": "idempotency_keys_expiring",
 }
 
 
@@ -178,9 +182,29 @@ def test_a_finished_log_takes_no_event_and_a_foreign_search_path_gets_round_no_t
     refused(one_of_each, "out of sequence", "SET search_path = pg_catalog", end.format(f"{name}.", f"{name}."))
 
 
+@pytest.mark.requirement("P-11.2-never", "S-003")
+@pytest.mark.parametrize("statement", ["TRUNCATE tasks CASCADE", "TRUNCATE task_events", "TRUNCATE {} CASCADE"])
+def test_no_task_and_no_event_is_lost_by_a_truncate(one_of_each: World, statement: str) -> None:
+    """It passes no trigger on rows, whatever their state."""
+    everything = ", ".join(TABLES)
+    refused(one_of_each, "are deleted", statement.format(everything))
+    assert len(one_of_each.log(State.QUEUED)) == 2
+    assert one_of_each.problems() == []
+
+
+def test_tables_can_be_emptied_by_whoever_may_switch_triggers_off(one_of_each: World) -> None:
+    assert isinstance(one_of_each.store, PostgresStore)
+    administer(one_of_each.store._url, "SET session_replication_role = replica", "TRUNCATE tasks CASCADE")
+    empty(one_of_each.store)
+    assert one_of_each.store.integrity_problems() == []
+
+
 def test_both_databases_have_the_same_tables_columns_and_triggers() -> None:
-    texts = [re.sub(r"--.*", "", migrations_for(name)[0].sql) for name in ("sqlite", "postgres")]
-    for pattern in (r"CREATE TABLE (\w+)", r"CREATE TRIGGER (\w+)", r"CREATE (?:UNIQUE )?INDEX (\w+ ON .*);"):
+    """But for the triggers on TRUNCATE, which SQLite doesn't have."""
+    whole = ["\n".join(one.sql for one in migrations_for(name)) for name in ("sqlite", "postgres")]
+    texts = [re.sub(r"--.*", "", text) for text in whole]
+    triggers = r"CREATE TRIGGER (\w+)(?! BEFORE TRUNCATE)\b"
+    for pattern in (r"CREATE TABLE (\w+)", triggers, r"CREATE (?:UNIQUE )?INDEX (\w+ ON .*);"):
         first, second = (re.findall(pattern, text) for text in texts)
         assert first == second
     column = re.compile(r"^    ([a-z_]+) (?:TEXT|INTEGER|BLOB|text|bigint|bytea)\b", re.MULTILINE)

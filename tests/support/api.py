@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from tests.support import evidence
 from tests.support.service import RunningService
 from tests.support.waiting import wait_for
 
@@ -20,6 +21,7 @@ class Api:
 
     def __init__(self, service: RunningService) -> None:
         self.seen: dict[tuple[str, int], str] = {}
+        evidence.keep("seen.txt", lambda: "\n".join(f"{task} {seq} {data}" for (task, seq), data in self.seen.items()))
         self.attach(service)
 
     def attach(self, service: RunningService) -> None:

@@ -38,3 +38,6 @@ class SequentialIds:
 
     def op_id(self) -> str:
         return f"op_{next(self._numbers):032d}"
+
+    def key(self) -> bytes:
+        return f"{next(self._numbers):032d}".encode()

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support import evidence
 from tests.support.service import environment
 from tests.support.waiting import wait_for
 
@@ -51,6 +52,7 @@ class Running:
                 stdout=out,
                 stderr=err,
             )
+        evidence.keep(f"command-{self.process.pid}.log", self._err)
 
     @property
     def out(self) -> str:

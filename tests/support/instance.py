@@ -1,9 +1,9 @@
-"""`python -m tests.support.instance FILE SPACE`: another process on a store, told what to do line by line.
+"""`python -m tests.support.instance FILE|URL SPACE`: another process on a store, told what to do line by line.
 
     accept N        accepts N tasks, one transaction each
     claim           claims until the queue is empty; says the ids
     prepare         migrates the file
-    lock            begins to write and holds the lock until the next line, then gives up
+    lock            begins to write to the file and holds the lock until the next line, then gives up
     recover DEAD    takes over all that this instance left behind; says how many tasks were moved
     race WISHES…    `cancel:ID` or `complete:ID`, one after the other; says each outcome with its instants
 
@@ -24,11 +24,12 @@ import apsw
 
 from retoma.errors import IllegalTransition, LeaseLost, Unavailable
 from retoma.store.migrate import prepare
-from retoma.store.sqlite import SqliteStore
 from retoma.transactions.cancel import cancel
 from retoma.transactions.finish import finish
 from retoma.transactions.instances import read_left_behind
+from retoma.transactions.recover import Recover, recover
 from tests.support.clock import ManualClock, SequentialIds
+from tests.support.stores import open_store
 from tests.support.world import World
 
 
@@ -68,16 +69,14 @@ def claim_all(world: World) -> list[str]:
 def recover_all(world: World, dead: str) -> int:
     moved = 0
     while left := world.store.read(partial(read_left_behind, instance_id=dead, limit=10)):
-        moved += sum(world.recover(world.task(task_id)) is not None for task_id in left if held(world, task_id, dead))
+        for task_id in left:
+            command = Recover(task_id, dead, world.me, world.clock.wall_ms(), world.ids.op_id())
+            moved += world.does(recover, command) is not None
     return moved
 
 
-def held(world: World, task_id: str, owner: str) -> bool:
-    return world.task(task_id).instance_id == owner
-
-
-def hold_lock(path: Path) -> None:
-    connection = apsw.Connection(str(path))
+def hold_lock(path: str) -> None:
+    connection = apsw.Connection(path)
     connection.execute("BEGIN IMMEDIATE")
     say("locked")
     heard()
@@ -94,22 +93,22 @@ def heard() -> str:
     return sys.stdin.readline().strip()
 
 
-def obey(path: Path, space: int) -> None:
+def obey(target: str, space: int) -> None:
     world: World | None = None
     while words := heard().split():
         verb, *rest = words
         if verb == "prepare":
             try:
-                say(prepare(path, 0).version)
+                say(prepare(Path(target), 0).version)
             except Unavailable as error:
                 say(error.message)
             continue
         if verb == "lock":
-            hold_lock(path)
+            hold_lock(target)
             say("free")
             continue
         if world is None:
-            world = World(SqliteStore(path), ManualClock(), SequentialIds(space), f"instance-{space}")
+            world = World(open_store(target), ManualClock(), SequentialIds(space), f"instance-{space}")
         match verb:
             case "accept":
                 say([world.accept().id for _ in range(int(rest[0]))])
@@ -124,4 +123,4 @@ def obey(path: Path, space: int) -> None:
 
 
 if __name__ == "__main__":
-    obey(Path(sys.argv[1]), int(sys.argv[2]))
+    obey(sys.argv[1], int(sys.argv[2]))

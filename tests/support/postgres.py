@@ -18,6 +18,7 @@ import psycopg
 from retoma.store.migrate_postgres import prepare
 from retoma.store.postgres import PostgresStore
 from retoma.store.postgres_liveness import SERVER_GRACE_S
+from tests.support import evidence
 from tests.support.waiting import wait_for
 
 ENVIRONMENT = "RETOMA_TEST_POSTGRES"
@@ -47,6 +48,8 @@ class PostgresServer:
         self._programs = POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION]
         self._base = Path(mkdtemp(prefix="retoma-pg-", dir="/tmp"))
         self._folder = self._base / "data"
+        self._log = self._base / "log"
+        evidence.process_began(f"{self._base.name}.log", self._log.read_text)
         self._user = _unprivileged_user(self._base)
         self._run("initdb", "--auth=trust", "--encoding=utf8", "--no-sync", "-U", "postgres", "-D", str(self._folder))
         with (self._folder / "postgresql.conf").open("a") as settings:
@@ -55,7 +58,7 @@ class PostgresServer:
         self.start()
 
     def start(self) -> None:
-        self._run("pg_ctl", "-w", "-t", str(START_S), "-D", str(self._folder), "-l", str(self._base / "log"), "start")
+        self._run("pg_ctl", "-w", "-t", str(START_S), "-D", str(self._folder), "-l", str(self._log), "start")
 
     def stop(self, mode: str = "fast") -> None:
         self._run("pg_ctl", "-w", "-t", str(START_S), "-D", str(self._folder), "-m", mode, "stop")
@@ -63,6 +66,7 @@ class PostgresServer:
     def close(self) -> None:
         with suppress(RuntimeError):  # the test may have stopped it
             self.stop("immediate")
+        evidence.process_ended(f"{self._base.name}.log")
         shutil.rmtree(self._base, ignore_errors=True)
 
     def _run(self, program: str, *arguments: str) -> None:
@@ -94,13 +98,19 @@ def _unprivileged_user(folder: Path) -> int | None:
 def find_server() -> Iterator[str]:
     """The URL of the server to test on; raises NoServer."""
     if url := os.environ.get(ENVIRONMENT):
+        evidence.note_version("postgresql", lambda: version_of(url))
         yield url
         return
     server = PostgresServer()
+    evidence.note_version("postgresql", lambda: version_of(server.url))
     try:
         yield server.url
     finally:
         server.close()
+
+
+def version_of(url: str) -> str:
+    return str(administer(url, "SHOW server_version")[0][0])
 
 
 def administer(url: str, *statements: str) -> list[tuple[object, ...]]:
@@ -126,13 +136,30 @@ def wait_past_grace(url: str) -> None:
     wait_for(lambda: administer(url, up) == [(True,)], "the server to be up for a while")
 
 
-TABLES = ["snapshots", "idempotency_keys", "responses", "task_events", "tasks", "instances", "models", "clients"]
+TABLES = [
+    "outbox",
+    "snapshots",
+    "idempotency_keys",
+    "responses",
+    "task_events",
+    "tasks",
+    "instances",
+    "models",
+    "clients",
+    "pairings",
+]
 
 
-def empty(store: PostgresStore) -> None:
-    """Deletes every row, past the triggers that would mind."""
+def empty(store: PostgresStore | str) -> None:
+    """Deletes every row of a store, or of the one at this URL, past the triggers that would mind."""
+    url = store if isinstance(store, str) else store._url
     deletions = [f"DELETE FROM {table}" for table in [*TABLES, "service_config"]]
-    administer(store._url, "SET session_replication_role = replica", "; ".join(deletions))
+    administer(url, "SET session_replication_role = replica", "; ".join(deletions))
+
+
+def dump(url: str) -> dict[str, list[tuple[object, ...]]]:
+    """Every row of the store at this URL."""
+    return {table: administer(url, f"SELECT * FROM {table} ORDER BY 1, 2") for table in [*TABLES, "service_config"]}
 
 
 def new_postgres_store(url: str) -> PostgresStore:

@@ -4,7 +4,8 @@
         httpx.get(f"{service.url}/healthz")
         service.kill()
 
-Leaving the block ends the process; when the test failed, what the service wrote to standard error is printed.
+Leaving the block ends the process; when the test failed, what the service wrote to standard error is printed, and kept
+as evidence with its store.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from types import TracebackType
 from typing import Self
 
 import retoma
+from tests.support import evidence
 from tests.support.waiting import BOUND_S, wait_for
 
 SOURCE = Path(retoma.__file__).resolve().parent.parent
@@ -83,6 +85,8 @@ class RunningService:
                 env=environment(env),
                 process_group=0,
             )
+        evidence.process_began(self._name, lambda: self.log)
+        evidence.keep(f"data-{data_dir.name}", self._files)
 
     @property
     def pid(self) -> int:
@@ -101,6 +105,15 @@ class RunningService:
     def log(self) -> str:
         """Everything it wrote so far."""
         return self._log.read_text(errors="replace")
+
+    @property
+    def _name(self) -> str:
+        return f"service-{self.pid}.log"
+
+    def _files(self) -> dict[str, bytes]:
+        """The data directory as it lies there, for a failing test's evidence; without models, tokens and settings."""
+        found = [*self.data_dir.glob("retoma.db*"), *self.data_dir.glob("snapshots/*/*")]
+        return {str(path.relative_to(self.data_dir)): path.read_bytes() for path in found if path.suffix != ".db-shm"}
 
     def engine_pids(self) -> list[int]:
         return children_of(self.pid)
@@ -157,6 +170,7 @@ class RunningService:
         self.process.stdin.close()
         if failed:
             sys.stderr.write(f"--- standard error of the service {self.pid} ---\n{self.log}")
+        evidence.process_ended(self._name)
         self._folder.cleanup()
 
     def __enter__(self) -> Self:

@@ -10,7 +10,7 @@ from tempfile import mkdtemp
 
 import apsw
 
-from retoma.store.contract import Tx
+from retoma.store.contract import Store, Tx
 from retoma.store.migrate import prepare, schema_problems
 from retoma.store.sqlite import SqliteStore, SqliteTx, find_integrity_problems
 from retoma.transactions.check import check
@@ -34,6 +34,15 @@ def new_file(folder: Path) -> Path:
 def new_store(folder: Path) -> SqliteStore:
     """A fresh store in this folder; the caller closes it."""
     return SqliteStore(new_file(folder))
+
+
+def open_store(target: str) -> Store:
+    """The store in this file, or at this URL."""
+    if not target.startswith("postgresql://"):
+        return SqliteStore(Path(target))
+    from retoma.store.postgres import PostgresStore  # only where it is needed: other processes of tests start quicker
+
+    return PostgresStore(target)
 
 
 def plain_tx(path: Path) -> tuple[apsw.Connection, Tx]:

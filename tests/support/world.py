@@ -12,20 +12,22 @@ from retoma.core.events import EventDraft, encode_json
 from retoma.core.output import Output
 from retoma.core.response import Ending, Usage
 from retoma.core.task import OnRestart, State
+from retoma.core.webhook import Answer, decide_verdict, message_id
 from retoma.store.contract import Store
-from retoma.store.rows import TaskRow
-from retoma.transactions import check, log, read
+from retoma.store.rows import MessageRow, TaskRow
+from retoma.transactions import check, log, outbox, read
 from retoma.transactions.accept import Accept, Accepted, IdempotencyKey, accept
 from retoma.transactions.append import Append, append
 from retoma.transactions.cancel import Cancel, cancel
 from retoma.transactions.claim import Claim, claim
-from retoma.transactions.delete import Delete, Prune, delete, prune
+from retoma.transactions.delete import Delete, delete
 from retoma.transactions.finish import Finish, finish
 from retoma.transactions.instances import read_left_behind
 from retoma.transactions.recover import AfterCrash, Recover, recover, recover_after_crash
 from retoma.transactions.snapshots import RegisterSnapshot, register_snapshot
 from retoma.transactions.start import Start, start
 from tests.support.clock import ManualClock, SequentialIds
+from tests.support.pruning import Prune, prune
 
 T = TypeVar("T")
 REQUEST = {"echo": {"model": "m", "background": True}, "input": "Once upon a time"}
@@ -210,6 +212,32 @@ class World:
 
     def response(self, task_id: str) -> dict[str, Any]:
         return self.store.read(partial(read.read_response, task_id=task_id)).body
+
+    # Webhooks.
+
+    def message(self, task_id: str) -> MessageRow:
+        """The task's message, also when the task is gone."""
+        listed = self.store.read(partial(outbox.read_messages, state="", client_id="", before="", limit=1_000))
+        return next(row for row in listed if row.task_id == task_id)
+
+    def left_waiting(self, url: str, state: State = State.COMPLETED) -> str:
+        """A finished task as a release leaves it that knows no outbox: its message still waits."""
+        task = self.in_state(state)
+        row = {"id": message_id(task.id), "task_id": task.id, "client_id": task.client_id, "url": url, "now_ms": 0}
+        self.store.transact(lambda tx: tx.execute(outbox.INSERT, row))
+        return task.id
+
+    def claim_tries(self, *task_ids: str, again_ms: int = 20_000) -> list[outbox.Try]:
+        """Counts a try of the messages of these tasks that are due."""
+        now_ms = self.clock.wall_ms()
+        ids = [message_id(task_id) for task_id in task_ids]
+        return self.does(outbox.claim_tries, outbox.ClaimTries(ids, now_ms, now_ms + again_ms))
+
+    def answer(self, tried: outbox.Try, answer: Answer) -> bool:
+        """Writes what came of a try; False if a later one was there."""
+        now_ms = self.clock.wall_ms()
+        verdict = decide_verdict(tried.body, tried.number, answer, now_ms)
+        return self.does(outbox.write_outcome, outbox.Outcome(tried.message_id, tried.number, verdict, now_ms))
 
     def problems(self) -> list[check.Finding]:
         return self.store.read(check.check)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from retoma.store.migrate_postgres import prepare
 from tests.support.postgres import empty
-from tests.support.stores import new_store
+from tests.support.stores import new_file, new_store
 
 if TYPE_CHECKING:
     from retoma.store.contract import Store
@@ -26,3 +27,13 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     empty(shared)
     shared.listen(lambda thunk: thunk(), lambda _: None)
     yield shared
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The file or the URL of an empty store, for tests with several processes."""
+    if request.param == "sqlite":
+        return str(new_file(tmp_path))
+    url: str = request.getfixturevalue("postgres_url")
+    prepare(url, 0)
+    return url

@@ -20,13 +20,14 @@ from retoma.transactions.accept import accept
 from retoma.transactions.append import append
 from retoma.transactions.cancel import cancel
 from retoma.transactions.claim import claim
-from retoma.transactions.delete import Delete, Prune, delete, prune
+from retoma.transactions.delete import Delete, delete
 from retoma.transactions.finish import finish
 from retoma.transactions.instances import DeclareDead, Register, declare_dead, register, renew
 from retoma.transactions.models import RegisterModel
 from retoma.transactions.recover import recover
 from retoma.transactions.service import ChangeService
 from retoma.transactions.start import start
+from tests.support.pruning import Prune, prune
 from tests.support.world import DAY_MS, World, key_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "conflicts.md"

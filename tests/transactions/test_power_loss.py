@@ -26,6 +26,8 @@ from retoma.transactions.accept import accept
 from retoma.transactions.check import check
 from retoma.transactions.read import read_task
 from tests.conftest import SEED
+from tests.support import evidence
+from tests.support.evidence import Image
 from tests.support.power_vfs import MODES, Disk, RecordingVfs, Step
 from tests.support.stores import new_file, plain_tx
 from tests.support.world import World, key_of
@@ -131,12 +133,15 @@ def record(
     return before, steps
 
 
-def problems_after_a_cut(folder: Path, files: dict[str, bytes], told: dict[str, int]) -> list[str]:
-    """What is wrong with this disk, opened as after a restart."""
-    for old in folder.iterdir():
-        old.unlink()
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
+def wrong_with(image: Image, folder: Path) -> list[str]:
+    """Where the power was cut and what is wrong with this disk, opened as after a restart; nothing if it is sound."""
+    found = problems_after_a_cut(image.put_into(folder), image.facts["told"])
+    if found:
+        evidence.keep_image(image)
+    return [image.where, *found] if found else []
+
+
+def problems_after_a_cut(folder: Path, told: dict[str, int]) -> list[str]:
     connection, tx = plain_tx(folder / "retoma.db")
     try:
         connection.execute("BEGIN")
@@ -175,9 +180,10 @@ def cut_often(before: dict[str, bytearray], steps: list[Step], count: int, rng: 
                 moments.pop(0)
                 for mode in MODES:
                     looked += 1
-                    found = problems_after_a_cut(Path(folder), disk.image(rng, mode), told)
+                    image = Image(f"step {number}, {mode}", disk.image(rng, mode), {"told": told})
+                    found = wrong_with(image, Path(folder) / "image")
                     if found:
-                        return looked, [f"step {number}, {mode}", *found]
+                        return looked, found
     return looked, []
 
 
@@ -239,11 +245,9 @@ def test_the_same_workload_is_sound_when_nothing_is_lost(tmp_path: Path) -> None
     disk = Disk(before)
     for step in steps:
         disk.take(step)
-    image = disk.image(Random(SEED), "keep")
-    folder = tmp_path / "image"
-    folder.mkdir()
     told = dict(sorted(step.said for step in steps if step.kind == "said"))
-    assert problems_after_a_cut(folder, image, told) == []
+    image = Image("nothing lost", disk.image(Random(SEED), "keep"), {"told": told})
+    assert wrong_with(image, tmp_path / "image") == []
     assert len(told) > 15
 
 

@@ -6,7 +6,6 @@ import json
 import threading
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -14,12 +13,11 @@ from retoma.core.restart import RESTART
 from retoma.core.task import UNFINISHED, OnRestart, State
 from retoma.errors import LeaseLost, NotFound
 from retoma.limits import CRASHES_WITHOUT_PROGRESS_MAX, RESTARTS_KEPT_MAX
-from retoma.store.sqlite import SqliteStore
 from retoma.transactions.instances import read_left_behind
 from retoma.transactions.recover import recover, recover_after_crash
 from retoma.transactions.snapshots import read_snapshots
 from tests.support import processes
-from tests.support.stores import new_store
+from tests.support.stores import open_store
 from tests.support.world import World
 
 SPECIFIED = {
@@ -216,17 +214,17 @@ def left_behind(world: World, count: int) -> dict[str, State]:
 
 
 @pytest.mark.requirement("P-11.2-startup", "S-002", "S-005", "S-002a")
-def test_recovery_by_two_instances_at_once_equals_one(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_recovery_by_two_instances_at_once_equals_one(target: str) -> None:
+    store = open_store(target)
     expected = left_behind(World(store), 60)
     store.close()
-    both = [processes.python("tests.support.instance", str(tmp_path / "retoma.db"), str(space)) for space in (2, 3)]
+    both = [processes.python("tests.support.instance", target, str(space)) for space in (2, 3)]
     for process in both:
         processes.tell(process, "recover dead")
     moved = [json.loads(processes.line(process)) for process in both]
     assert [processes.end(process) for process in both] == [0, 0]
     assert sum(moved) == len(expected)
-    store = SqliteStore(tmp_path / "retoma.db")
+    store = open_store(target)
     world = World(store)
     assert {task_id: world.task(task_id).state for task_id in expected} == expected
     assert all(len(world.task(task_id).restart_list) == 1 for task_id in expected)
@@ -236,11 +234,11 @@ def test_recovery_by_two_instances_at_once_equals_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.requirement("S-002", "S-003", "S-002c")
-def test_claims_by_several_processes_and_threads_never_give_a_task_to_two(tmp_path: Path) -> None:
-    store = new_store(tmp_path)
+def test_claims_by_several_processes_and_threads_never_give_a_task_to_two(target: str) -> None:
+    store = open_store(target)
     world = World(store)
     queued = [world.accept().id for _ in range(150)]
-    others = [processes.python("tests.support.instance", str(tmp_path / "retoma.db"), str(space)) for space in (2, 3)]
+    others = [processes.python("tests.support.instance", target, str(space)) for space in (2, 3)]
     for process in others:
         processes.tell(process, "claim")
     mine: list[str] = []

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
@@ -23,10 +23,12 @@ from retoma.core.restart import decide_restart
 from retoma.core.task import Command, OnRestart, State
 from retoma.core.transitions import TRANSITIONS
 from retoma.errors import IllegalTransition, LeaseLost, NotFound, RetomaError, TaskUnfinished
+from retoma.store.migrate_postgres import prepare
 from retoma.store.rows import TaskRow
-from retoma.store.sqlite import SqliteStore
+from tests.conftest import SEED
 from tests.support.clock import ManualClock, SequentialIds
-from tests.support.stores import new_file
+from tests.support.postgres import empty
+from tests.support.stores import new_file, open_store
 from tests.support.world import World, key_of
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - where a sync costs nothing; files in it have random names
@@ -70,21 +72,31 @@ class Known:
         )
 
 
+@seed(SEED)
 class Tasks(RuleBasedStateMachine):
+    """On SQLite; on PostgreSQL below."""
+
     tasks: Bundle[str] = Bundle("tasks")
     leases: Bundle[TaskRow] = Bundle("leases")
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
-        self.path = new_file(self.folder)
+        self.target = self.place()
         self.known: dict[str, Known] = {}
         self.keys: dict[int, str] = {}
-        self.world = World(SqliteStore(self.path), ManualClock(), SequentialIds())
+        self.world = World(open_store(self.target), ManualClock(), SequentialIds())
+
+    def place(self) -> str:
+        """A store without a row."""
+        return str(new_file(Path(mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))))
+
+    def leave(self) -> None:
+        """The store is closed and isn't needed any more."""
+        shutil.rmtree(Path(self.target).parent)
 
     def teardown(self) -> None:
         self.world.store.close()
-        shutil.rmtree(self.folder)
+        self.leave()
 
     def expect(self, refused: type[RetomaError] | None, act: Callable[[], Any]) -> Any:
         """The store agrees on whether the command is carried out, and if not, why."""
@@ -215,7 +227,7 @@ class Tasks(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.world.store.close()
-        self.world.store = SqliteStore(self.path)
+        self.world.store = open_store(self.target)
 
     @invariant()
     def the_store_holds_what_the_oracle_knows(self) -> None:
@@ -227,13 +239,32 @@ class Tasks(RuleBasedStateMachine):
         assert self.world.problems() == []
 
 
-pytestmark = pytest.mark.requirement("P-11.2-cancel", "S-002", "S-003")
+# Shrinking takes up to five minutes when there is something to shrink.
+pytestmark = [pytest.mark.requirement("P-11.2-cancel", "S-002", "S-003"), pytest.mark.timeout(400)]
 TestTasks = Tasks.TestCase
 TestTasks.settings = settings(
-    max_examples=40,
-    stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
+    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+class TasksOnPostgres(Tasks):
+    """The same on PostgreSQL, less often: its transactions take longer."""
+
+    url: ClassVar[str]
+
+    def place(self) -> str:
+        empty(self.url)
+        return self.url
+
+    def leave(self) -> None:
+        """The next example empties it."""
+
+
+class TestTasksOnPostgres(TasksOnPostgres.TestCase):
+    # Without shrinking, which would take minutes here: the steps that fail are kept as they are.
+    settings = settings(TestTasks.settings, max_examples=8, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+
+    @pytest.fixture(autouse=True)
+    def schema(self, postgres_url: str) -> None:
+        prepare(postgres_url, 0)
+        TasksOnPostgres.url = postgres_url

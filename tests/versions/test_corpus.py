@@ -183,6 +183,8 @@ def test_the_migrations_only_add_and_lead_to_the_schema_of_a_fresh_store() -> No
         ("ALTER TABLE tasks RENAME COLUMN model TO name", "has a RENAME"),
         ("ALTER TABLE tasks ALTER  COLUMN model TYPE bigint", "has a ALTER COLUMN"),
         ("TRUNCATE tasks", "has a TRUNCATE"),
+        ("CREATE TRIGGER t BEFORE TRUNCATE ON tasks FOR EACH STATEMENT f(); TRUNCATE tasks", "has a TRUNCATE"),
+        ("-- CREATE TRIGGER t BEFORE\nTRUNCATE /* ON */ tasks", "has a TRUNCATE"),
         ("ALTER TABLE tasks ADD COLUMN mood TEXT NOT NULL", "adds the column mood"),
     ],
 )
@@ -196,6 +198,7 @@ def test_a_migration_that_an_older_release_could_stumble_over_is_noticed(sql: st
         NEXT,
         "-- DROP nothing\nCREATE TABLE t (x)",
         "CREATE TRIGGER t BEFORE DELETE ON tasks BEGIN SELECT RAISE(ABORT, 'never DROP it'); END",
+        "CREATE TRIGGER t BEFORE TRUNCATE ON tasks\nFOR EACH STATEMENT EXECUTE FUNCTION retoma_refuse('no')",
         "CREATE FUNCTION f() RETURNS trigger AS $$ BEGIN DROP TABLE x; END $$ LANGUAGE plpgsql",
         "ALTER TABLE tasks ADD COLUMN mood TEXT; ALTER TABLE tasks ADD COLUMN n bigint NOT NULL DEFAULT 0",
     ],

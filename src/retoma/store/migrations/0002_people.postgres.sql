@@ -1,7 +1,8 @@
 -- Differs because: PostgreSQL writes triggers in PL/pgSQL, has bytea for BLOB and no STRICT, and sorts text by a locale
 -- unless it is told not to.
 --
--- For the people who use a service: the same tables, CHECKs and triggers as in the text for SQLite beside this one.
+-- For the people who use a service: the same tables, CHECKs and triggers as in the text for SQLite beside this one. Two
+-- triggers more: TRUNCATE, which SQLite doesn't have, deletes without passing the triggers on rows.
 
 CREATE TABLE pairings (
     id text COLLATE "C" PRIMARY KEY,
@@ -63,3 +64,9 @@ FOR EACH ROW WHEN (
     OR NEW.state = 'waiting' AND OLD.state <> 'waiting'
 )
 EXECUTE FUNCTION retoma_refuse('a message is sent as it was written, and is over for good');
+
+CREATE TRIGGER tasks_are_never_truncated BEFORE TRUNCATE ON tasks
+FOR EACH STATEMENT EXECUTE FUNCTION retoma_refuse('tasks are deleted one by one, once they are finished');
+
+CREATE TRIGGER task_events_are_never_truncated BEFORE TRUNCATE ON task_events
+FOR EACH STATEMENT EXECUTE FUNCTION retoma_refuse('events are deleted with their finished task');
