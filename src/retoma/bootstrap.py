@@ -15,7 +15,10 @@ from pathlib import Path
 
 import uvicorn
 
+from retoma import logs
 from retoma.clock import Clock, SystemClock
+from retoma.dashboard.router import make_router
+from retoma.dashboard.sizes import measure
 from retoma.errors import Refused, StoreUnavailable
 from retoma.http.app import create_app
 from retoma.ids import SystemIds
@@ -25,19 +28,27 @@ from retoma.store import migrate
 from retoma.store.contract import Store
 from retoma.store.filesystem import require_local
 from retoma.store.sqlite import SqliteStore
+from retoma.telemetry import Telemetry
+from retoma.tracing import open_tracing
 
 _SHUTDOWN_S = 10
+_NO_PSYCOPG = "a PostgreSQL store needs the extra: pip install 'retoma[postgres]'"
 
 
 def open_store(settings: Settings, clock: Clock) -> Store:
     """Migrates and opens the store; raises Refused or StoreUnavailable with a sentence."""
     make_data_dir(settings.data_dir)
     migrate_store(settings, clock)
-    if settings.on_postgres:
-        from retoma.store.postgres import PostgresStore  # noqa: PLC0415 - psycopg comes with an extra
+    return connect_server(settings) if settings.on_postgres else SqliteStore(settings.database)
 
-        return PostgresStore(settings.store)
-    return SqliteStore(settings.database)
+
+def connect_server(settings: Settings) -> Store:
+    """A store in PostgreSQL as it is, not migrated; raises Refused or StoreUnavailable with a sentence."""
+    try:
+        from retoma.store.postgres import PostgresStore  # noqa: PLC0415 - psycopg comes with an extra
+    except ImportError as missing:
+        raise Refused(_NO_PSYCOPG) from missing
+    return PostgresStore(settings.store)
 
 
 def migrate_store(settings: Settings, clock: Clock) -> int:
@@ -48,7 +59,7 @@ def migrate_store(settings: Settings, clock: Clock) -> int:
     try:
         from retoma.store import migrate_postgres  # noqa: PLC0415 - psycopg comes with an extra
     except ImportError as missing:
-        raise Refused("a PostgreSQL store needs the extra: pip install 'retoma[postgres]'") from missing
+        raise Refused(_NO_PSYCOPG) from missing
     return migrate_postgres.prepare(settings.store, clock.wall_ms()).version
 
 
@@ -139,11 +150,16 @@ class _Server(uvicorn.Server):
 async def serve(settings: Settings) -> signal.Signals | None:
     """Runs the service until SIGTERM or SIGINT and returns which; raises Refused or Unavailable when it can't begin."""
     clock = SystemClock()
+    asyncio.get_running_loop().set_exception_handler(logs.on_loop_error)
+    telemetry = Telemetry(tracing=open_tracing(clock)) if settings.otel else Telemetry()
     bound = listen(settings)
     store = open_store(settings, clock)
-    instance = Instance(store, settings, clock, SystemIds(clock), keep_admin_token(settings.data_dir))
+    admin_token = keep_admin_token(settings.data_dir)
+    instance = Instance(store, settings, clock, SystemIds(clock), admin_token, telemetry=telemetry)
+    app = create_app(instance, settings)
+    app.include_router(make_router(lambda: asyncio.to_thread(measure, store, settings)))
     config = uvicorn.Config(
-        create_app(instance, settings),
+        app,
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -160,6 +176,7 @@ async def serve(settings: Settings) -> signal.Signals | None:
 
     def stop(by: signal.Signals) -> None:
         stopped_by.append(by)
+        _tell_supervisor("STOPPING=1")
         instance.begin_stop()
         server.force_exit = len(stopped_by) > 1
         _give_up_after(_SHUTDOWN_S if stopping else settings.grace_s + 3 * _SHUTDOWN_S)
@@ -178,6 +195,7 @@ async def serve(settings: Settings) -> signal.Signals | None:
         server.should_exit = True
         await instance.stop()
         await asyncio.gather(serving, return_exceptions=True)
+        await asyncio.to_thread(telemetry.tracing.close)
     return stopped_by[0] if stopped_by else None
 
 
@@ -207,6 +225,16 @@ def _announce(settings: Settings, url: str) -> None:
         staged = path.with_name(f"{path.name}.{os.getpid()}")
         staged.write_text(url + "\n")
         staged.replace(path)
+    _tell_supervisor("READY=1")
+
+
+def _tell_supervisor(word: str) -> None:
+    """Says to systemd how far the service is, where its unit has `Type=notify`; nothing elsewhere (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told, contextlib.suppress(OSError):
+        told.sendto(word.encode(), "\0" + address[1:] if address[0] == "@" else address)
 
 
 def run(settings: Settings) -> signal.Signals | None:

@@ -15,6 +15,7 @@ from retoma.clock import Clock
 
 _RANDOM_BITS = 74
 _RANDOM_MASK = (1 << _RANDOM_BITS) - 1
+_KEY_BYTES = 32
 
 
 class Ids(Protocol):
@@ -26,6 +27,10 @@ class Ids(Protocol):
 
     def op_id(self) -> str:
         """Names one mutating command, so that driving it again has one effect (invariant I5)."""
+        ...
+
+    def key(self) -> bytes:
+        """32 bytes that nobody can guess, to derive secrets from."""
         ...
 
 
@@ -44,6 +49,10 @@ class SystemIds:
     def op_id(self) -> str:
         """A fresh command id."""
         return f"{self._next():032x}"
+
+    def key(self) -> bytes:
+        """From the system's randomness alone."""
+        return os.urandom(_KEY_BYTES)
 
     def _next(self) -> int:
         bits = int.from_bytes(os.urandom(10)) & _RANDOM_MASK

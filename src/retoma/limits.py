@@ -24,6 +24,14 @@ COMMIT_TRIES_MAX = 3
 RACED_TRIES_MAX = 4
 BUSY_WAIT_MS_MAX = 10_000
 CHECKPOINT_PAGES = 1_000
+# Free pages of a SQLite file are given back while they are more than this and than this share of it, then down to the
+# lower share: a file that will grow again anyway is left alone. A step is one short transaction.
+FREE_BYTES_KEPT = 64 * 1024 * 1024
+FREE_SHARE_MAX = 0.25
+FREE_SHARE_KEPT = 0.1
+GIVE_BACK_PAGES = 256
+# A WAL that was made long by a reader is cut to this once it begins anew.
+WAL_BYTES_KEPT = 64 * 1024 * 1024
 
 # Tasks
 QUEUED_TASKS_MAX = 10_000
@@ -33,6 +41,28 @@ RESTARTS_KEPT_MAX = 32
 CRASHES_WITHOUT_PROGRESS_MAX = 3
 APPEND_TOKENS_MAX = 512
 PRUNE_BATCH_MAX = 100
+# A batch of retention ends with the task that takes it past this: every client of the store waits behind it.
+PRUNE_BATCH_BYTES = 16 * 1024 * 1024
+
+# Webhooks
+WEBHOOK_URL_CHARS_MAX = 2_048
+WEBHOOK_RETRY_HOURS_MAX = 72
+# Tries at once of one instance, and of those to one receiver: a slow one leaves the others their places.
+WEBHOOK_TRIES_MAX = 32
+WEBHOOK_TRIES_PER_PLACE_MAX = 4
+# Due messages that one look goes through for those whose receiver has a place free.
+WEBHOOK_LOOK_MESSAGES_MAX = 1_000
+WEBHOOK_ANSWER_BYTES_MAX = 64 * 1024
+WEBHOOKS_COUNTED_MAX = 10_000
+
+# People
+PAIRINGS_OPEN_MAX = 16
+PAIRING_MS = 600_000
+PAIRING_WRONG_TRIES_MAX = 5
+# Over all addresses, for each instance; a code that is tried beyond that is not looked at.
+PAIRING_FAILURES_PER_MINUTE_MAX = 20
+PAIRING_BYTES_MAX = 4096
+CLIENT_NAME_CHARS_MAX = 100
 
 # Engines
 FRAME_BYTES_MAX = 64 * 1024 * 1024

@@ -5,6 +5,7 @@ Every setting is a field below with its unit and its meaning; `retoma settings` 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tomllib
@@ -27,13 +28,16 @@ _NOT_NEGATIVE = (
     "threads",
     "retention_days",
     "unstored_minutes",
+    "snapshot_hours",
     "idempotency_hours",
     "models_loaded",
     "snapshot_every_tokens",
     "output_every_ms",
     "grace_s",
+    "webhook_days",
 )
 _LEASE_S_MIN = 1.0
+_WEBHOOK_TIMEOUT_S = (0.1, 600.0)
 _SWITCH_PREFIXES = ("RETOMA_SCRIPTED_", "RETOMA_TEST_")
 # Up to the last @: a password that should have been percent-encoded must not show either.
 _PASSWORD_OF_USER = re.compile(r"(?<=://)([^:@/?]*):.*@", re.DOTALL)
@@ -76,8 +80,16 @@ class Settings:
     idempotency_hours: float = _setting(24.0, "hours", "how long an idempotency key is remembered after it was used")
     retention_days: float = _setting(30.0, "days", "how long a finished response is kept; 0: for ever")
     unstored_minutes: float = _setting(60.0, "minutes", "how long a finished response with store=false is kept")
+    snapshot_hours: float = _setting(
+        0.0, "hours", "how long a waiting text's snapshots are kept; 0: as long as it waits"
+    )
+    webhook_private: bool = _setting(False, "yes/no", "let webhooks go to private addresses and to this machine")
+    webhook_timeout_s: float = _setting(15.0, "seconds", "how long the receiver of a webhook may take to answer")
+    webhook_days: float = _setting(7.0, "days", "how long a webhook is listed after it was delivered; 0: for ever")
     scripted: bool = _setting(False, "yes/no", "register the deterministic model `scripted`, for tests")
     log_level: str = _setting("info", "word", "debug, info, warning or error")
+    log_format: str = _setting("text", "word", "how the log is written: text or json, one line a record")
+    otel: bool = _setting(False, "yes/no", "send traces by OpenTelemetry (extra `otel`) to where OTEL_… variables say")
 
     @property
     def database(self) -> Path:
@@ -179,12 +191,17 @@ def _as_bool(value: Any) -> bool:
 
 def _checked(settings: Settings) -> Settings:
     for name in _NOT_NEGATIVE:
+        if not math.isfinite(getattr(settings, name)):
+            raise Refused(f"{name} = {getattr(settings, name)} is not a finite number")
         if getattr(settings, name) < 0:
             raise Refused(f"{name} = {getattr(settings, name)} is below 0")
     if settings.port > 65535:  # noqa: PLR2004 - the largest port
         raise Refused(f"port = {settings.port} is above 65535")
     if settings.lease_s < _LEASE_S_MIN:
         raise Refused(f"lease_s = {settings.lease_s} is below {_LEASE_S_MIN}")
+    low, high = _WEBHOOK_TIMEOUT_S
+    if not low <= settings.webhook_timeout_s <= high:
+        raise Refused(f"webhook_timeout_s = {settings.webhook_timeout_s} is not from {low} to {high}")
     if settings.context_tokens < 16:  # noqa: PLR2004 - a prompt template alone needs that
         raise Refused(f"context_tokens = {settings.context_tokens} is below 16")
     if settings.store and not settings.store.startswith(("sqlite:///", *_POSTGRES)):

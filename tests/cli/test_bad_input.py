@@ -160,6 +160,13 @@ def test_the_token_of_the_data_directory_stays_on_this_machine(tmp_path: Path) -
     assert find_target("http://127.0.0.1:1", None, str(tmp_path)).token == "secret"
 
 
+@pytest.mark.parametrize(
+    "url", ["ftp://127.0.0.1", "http://[::1", "http://127.0.0.1:x", "http://127.0.0.1:70000", "here"]
+)
+def test_an_address_that_can_not_be_one_is_bad_usage(url: str, tmp_path: Path) -> None:
+    assert_one_sentence(run_retoma("tasks", "list", "--url", url, "--data-dir", tmp_path), 2, "is no URL of a service")
+
+
 def test_only_debug_shows_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "retoma.db").write_bytes(b"not a database at all" * 500)
     assert "Traceback" not in run_retoma("models", "list", "--data-dir", tmp_path).err

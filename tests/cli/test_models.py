@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
+from tests.support.api import Api
 from tests.support.command import Ended, Running, run_retoma
-from tests.support.service import start_service
+from tests.support.service import RunningService, start_service
+from tests.support.waiting import wait_for
 
 
 def models(data_dir: Path) -> list[dict[str, object]]:
@@ -165,12 +170,173 @@ def test_an_unknown_model_is_a_failure(command: list[str], tmp_path: Path) -> No
 
 
 def test_a_running_service_sees_a_model_at_once(gguf: Path, tmp_path: Path) -> None:
-    import httpx
-
     with start_service(tmp_path / "data") as service:
         assert run_retoma("models", "add", gguf, "--data-dir", service.data_dir).status == 0
         listed = httpx.get(f"{service.url}/v1/models", headers=service.headers).json()["data"]
         assert "tiny-model" in [model["id"] for model in listed]
+
+
+# Two at once
+
+
+def add_at_once(folder: Path, data_dir: Path, *commands: tuple[str | Path, ...]) -> list[Ended]:
+    """Both have staged their copies before either goes on."""
+    paused = {"RETOMA_FAILPOINT": "model.staged=pause"}
+    with ExitStack() as stack:
+        adding = [
+            stack.enter_context(
+                Running(folder / f"add{number}", "models", "add", *command, "--data-dir", data_dir, env=paused)
+            )
+            for number, command in enumerate(commands)
+        ]
+        for one in adding:
+            os.waitid(os.P_PID, one.process.pid, os.WSTOPPED | os.WNOWAIT)
+        for one in adding:
+            one.process.send_signal(signal.SIGCONT)
+        return [one.wait() for one in adding]
+
+
+def files(data_dir: Path) -> list[Path]:
+    return sorted(path for path in (data_dir / "models").rglob("*") if path.is_file())
+
+
+def changed_copy(gguf: Path) -> Path:
+    other = gguf.with_name("Other.gguf")
+    other.write_bytes(gguf.read_bytes() + bytes(32))
+    return other
+
+
+@pytest.mark.requirement("S-003a")
+def test_the_same_content_added_twice_at_once_is_one_file_and_each_name_one_row(gguf: Path, tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    same = add_at_once(tmp_path, data_dir, (gguf,), (gguf,))
+    assert ([ended.status for ended in same], len(models(data_dir)), len(files(data_dir))) == ([0, 0], 1, 1)
+    named = add_at_once(tmp_path, data_dir, (gguf, "--name", "a"), (gguf, "--name", "b"))
+    assert ([ended.status for ended in named], len(models(data_dir)), len(files(data_dir))) == ([0, 0], 3, 1)
+    assert run_retoma("models", "verify", "--data-dir", data_dir).status == 0
+
+
+@pytest.mark.requirement("S-003a", "S-003")
+def test_of_two_contents_added_under_one_name_at_once_one_is_registered_and_the_other_refused(
+    gguf: Path, tmp_path: Path
+) -> None:
+    data_dir, other = tmp_path / "data", changed_copy(gguf)
+    ended = add_at_once(tmp_path, data_dir, (gguf, "--name", "one"), (other, "--name", "one"))
+    assert sorted(one.status for one in ended) == [0, 3]
+    (registered,) = models(data_dir)
+    assert registered["digest"] in {path.name for path in files(data_dir)}
+    assert run_retoma("models", "verify", "--data-dir", data_dir).status == 0
+    both = add_at_once(tmp_path, data_dir, (gguf, "--name", "two"), (other, "--name", "three"))
+    assert ([one.status for one in both], len(models(data_dir)), len(files(data_dir))) == ([0, 0], 3, 2)
+
+
+def test_a_part_of_a_split_model_is_refused(tmp_path: Path) -> None:
+    import gguf as library
+
+    writer = library.GGUFWriter(tmp_path / "part.gguf", "llama")
+    writer.add_uint16("split.count", 3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    ended = run_retoma("models", "add", tmp_path / "part.gguf", "--data-dir", tmp_path / "data")
+    assert_fails(ended, "one of 3 parts")
+    assert not (tmp_path / "data").exists()
+
+
+# Files that change or vanish
+
+
+def path_of(data_dir: Path) -> Path:
+    (model,) = models(data_dir)
+    digest = str(model["digest"])
+    return data_dir / "models" / "sha256" / digest[:2] / digest
+
+
+def state_of(service: RunningService) -> str:
+    listed = httpx.get(f"{service.url}/v1/models", headers=service.headers).json()["data"]
+    (state,) = (model["state"] for model in listed if model["id"] != "scripted")
+    return state
+
+
+@pytest.mark.requirement("S-007", "P-11.1-files")
+@pytest.mark.parametrize("damage", ["missing", "short"])
+def test_a_start_marks_a_model_whose_file_is_gone_or_cut_and_another_finds_it_back(
+    gguf: Path, tmp_path: Path, damage: str
+) -> None:
+    data_dir = tmp_path / "data"
+    assert run_retoma("models", "add", gguf, "--data-dir", data_dir).status == 0
+    path = path_of(data_dir)
+    whole = path.rename(tmp_path / "aside")
+    if damage == "short":
+        path.write_bytes(whole.read_bytes()[:-1])
+    with start_service(data_dir) as service:
+        wait_for(lambda: state_of(service) == "corrupt", "the file to be looked at")
+        assert service.log.count(f"the file of tiny-model {'is missing' if damage == 'missing' else 'has '}") == 1
+    whole.replace(path)
+    with start_service(data_dir) as service:
+        wait_for(lambda: state_of(service) == "available", "the file to be looked at")
+        assert "the file of tiny-model is back, and whole" in service.log
+    assert run_retoma("models", "verify", "--data-dir", data_dir).status == 0
+
+
+def test_a_missing_file_is_marked_by_verify_and_found_back_by_it(gguf: Path, tmp_path: Path) -> None:
+    assert run_retoma("models", "add", gguf, "--data-dir", tmp_path / "data").status == 0
+    path = path_of(tmp_path / "data")
+    aside = path.rename(tmp_path / "aside")
+    assert run_retoma("models", "verify", "--data-dir", tmp_path / "data").status == 1
+    assert models(tmp_path / "data")[0]["state"] == "corrupt"
+    aside.rename(path)
+    assert run_retoma("models", "verify", "--data-dir", tmp_path / "data").status == 0
+    assert models(tmp_path / "data")[0]["state"] == "available"
+
+
+def flip_a_byte(path: Path, *, quietly: bool) -> None:
+    """Quietly: as a disk does it, without a new time of change."""
+    path.chmod(0o644)
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(before.st_size // 2)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    if quietly:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.requirement("P-11.1-files")
+@pytest.mark.xdist_group("model")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("verified", [True, False], ids=["verified", "found when it is loaded"])
+def test_a_flipped_byte_keeps_the_real_engine_from_its_model_until_it_is_flipped_back(
+    small_model: str, tmp_path: Path, *, verified: bool
+) -> None:
+    data_dir = tmp_path / "data"
+    assert run_retoma("models", "add", small_model, "--name", "small", "--data-dir", data_dir).status == 0
+    path = path_of(data_dir)
+    with start_service(data_dir, env={"RETOMA_SCRIPTED": "0", "RETOMA_STALL_TIMEOUT_S": "240"}) as service:
+        api = Api(service)
+
+        def answered() -> tuple[str, str | None]:
+            made = api.create("The sea is", model="small", max_output_tokens=4)
+            ended = wait_for(lambda: over(api.get(made)), "the end of the text", 200)
+            return ended["status"], (ended["error"] or {}).get("code")
+
+        assert answered() == ("incomplete", None)
+        flip_a_byte(path, quietly=verified)
+        if verified:
+            assert_fails(run_retoma("models", "verify", "--data-dir", data_dir), "small can't be used")
+            assert state_of(service) == "corrupt"
+        assert answered() == ("failed", "model_corrupt")
+        assert answered() == ("failed", "model_corrupt")
+        assert state_of(service) == "corrupt"
+        flip_a_byte(path, quietly=verified)
+        assert answered() == ("incomplete", None)
+        assert state_of(service) == "available"
+
+
+def over(response: dict[str, Any]) -> dict[str, Any] | None:
+    return None if response["status"] in {"queued", "in_progress"} else response
 
 
 @pytest.mark.xdist_group("model")

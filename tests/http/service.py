@@ -24,6 +24,7 @@ from retoma.clock import SystemClock
 from retoma.http.app import create_app
 from retoma.http.attendance import Attendance
 from retoma.http.guard import Context
+from retoma.http.stream import KEEP_ALIVE
 from retoma.ids import SystemIds
 from retoma.runtime.instance import Instance
 from retoma.settings import Settings
@@ -141,11 +142,9 @@ class Sse:
 
 def parse_sse(content: bytes) -> list[Sse]:
     """Every event; fails on anything that is not written exactly as contract §3 has it."""
-    assert content == b"" or content.endswith(b"\n\n")
+    assert content == b"" or content.endswith((b"\n\n", KEEP_ALIVE))
     events: list[Sse] = []
-    for block in content.split(b"\n\n")[:-1]:
-        if block == b": keep-alive":
-            continue
+    for block in content.replace(KEEP_ALIVE, b"").split(b"\n\n")[:-1]:
         lines = block.split(b"\n")
         assert [line.partition(b": ")[0] for line in lines] == [b"id", b"event", b"data"], block
         seq, kind, data = (line.partition(b": ")[2] for line in lines)

@@ -95,6 +95,8 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"user": 5}, "user"),
     ({"on_restart": "explode"}, "on_restart"),
     ({"on_restart": 5}, "on_restart"),
+    ({"webhook": "https://example.org"}, "webhook"),
+    ({"webhook": {"url": "http://127.0.0.1/"}}, "webhook"),
     ({"tools": "x"}, "tools"),
     ({"reasoning": "x"}, "reasoning"),
     ({"top_logprobs": "x"}, "top_logprobs"),
@@ -118,7 +120,6 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
     ({"context_management": [{"type": "compaction"}]}, "context_management"),
-    ({"webhook": {"url": "http://127.0.0.1/"}}, "webhook"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
     ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0].type"),
     (

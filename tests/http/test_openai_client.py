@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 
 import openai
 import pytest
 
-from tests.http.service import BOUND_S, TOKEN, Server
+from tests.http.service import BOUND_S, TOKEN, Server, running
 
 
 def test_a_response_is_created_and_retrieved(ai: openai.OpenAI) -> None:
@@ -31,6 +33,25 @@ def test_a_stream_ends_with_its_terminal_event_and_adds_up_to_the_response(ai: o
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert text == events[-1].response.output_text
     assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+def test_the_comments_that_fill_a_silence_disturb_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comment between two events that have ids, as after fifteen seconds of a slow model."""
+    monkeypatch.setenv("RETOMA_SCRIPTED_TOKEN_MS", "80")
+    with running(tmp_path, keep_alive_s=0.02) as server, server.openai() as ai:
+        body = {"model": "scripted", "input": "x", "max_output_tokens": 4, "stream": True}
+        with server.http() as raw:
+            said = raw.post("/v1/responses", json=body).content
+        assert re.search(rb"^id: \d+\n[^\n]+\n[^\n]+\n\n(: keep-alive\n+)+id: ", said, re.MULTILINE), "no silence"
+        with ai.responses.create(model="scripted", input="x", max_output_tokens=4, stream=True) as stream:
+            events = list(stream)
+        assert events[-1].type == "response.incomplete"
+        chunks = list(
+            ai.chat.completions.create(
+                model="scripted", messages=[{"role": "user", "content": "x"}], max_tokens=4, stream=True
+            )
+        )
+        assert chunks[-1].choices[0].finish_reason == "length"
 
 
 def test_the_stream_helper_follows_a_background_response_by_its_id(ai: openai.OpenAI) -> None:

@@ -46,7 +46,8 @@ class TestService:
         assert body["id"].startswith("svc_")
         assert body["instance"] == server.instance.instance_id
         assert (found.headers["etag"], body["stored"]) == (f'"{body["version"]}"', {})
-        assert body["settings"] == {"name": None, "queue_max": 10_000, "retention_days": 30, "unstored_minutes": 60}
+        kept = {"retention_days": 30, "unstored_minutes": 60, "snapshot_hours": 0}
+        assert body["settings"] == {"name": None, "queue_max": 10_000, **kept}
 
     @pytest.mark.requirement("S-003")
     def test_a_change_by_an_old_version_is_refused_and_changes_nothing(self, api: httpx.Client) -> None:

@@ -148,7 +148,7 @@ def test_silence_is_filled_with_comments() -> None:
             enough.set()
 
     bodies = [message["body"] for message in run(EventStream(pages(), keep_alive_s=0.01), on_sent=count)[1:]]
-    assert bodies[:2] == [b": keep-alive\n\n"] * 2
+    assert bodies[:2] == [b": keep-alive\n"] * 2
     assert bodies[-2:] == [b"id: 0\nevent: a\ndata: {}\n\n", b""]
 
 

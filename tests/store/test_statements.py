@@ -12,9 +12,11 @@ from pathlib import Path
 import apsw
 import pytest
 
+from retoma.core.pairing import Pairing
 from retoma.store import rows
 from retoma.store.dialect import POSTGRES, SQLITE
 from retoma.store.statements import Statement, all_statements, statement
+from retoma.transactions.clients import ClientRow
 from tests.support.stores import template
 
 SOURCE = Path(rows.__file__).parents[1]
@@ -25,7 +27,15 @@ EVERY = pytest.mark.parametrize("one", STATEMENTS, ids=NAMES)
 # The two names are those of subqueries.
 WHOLE_TABLE = re.compile(r"SCAN (?!waiting|needing)\w+$")
 SORTS_FEW = {"tasks.owners", "snapshots.of_task"}  # the instances; the two snapshots that a task keeps
-SMALL = {"instances.all", "instances.delete", "models.all", "snapshots.all"}
+SMALL = {
+    "instances.all",
+    "instances.delete",
+    "models.all",
+    "snapshots.all",
+    "pairings.lock",
+    "pairings.count",
+    "pairings.audit",
+}
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +132,9 @@ ROWS = {
     rows.ModelRow: ["models.read", "models.all"],
     rows.InstanceRow: ["instances.lock", "instances.all"],
     rows.SnapshotRow: ["snapshots.of_task"],
+    rows.MessageRow: ["outbox.page", "outbox.page_of_client"],
+    ClientRow: ["clients.read", "clients.page"],
+    Pairing: ["pairings.lock"],
 }
 
 

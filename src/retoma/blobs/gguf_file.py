@@ -24,11 +24,23 @@ def read_facts(path: Path) -> dict[str, object]:
     reader_class: Any = gguf.GGUFReader
     try:
         reader = reader_class(path)
+        _require_whole(reader, path)
         return _facts_of(reader)
+    except InvalidRequest:
+        raise
     except OSError as error:
         raise ModelUnavailable(f"{path} can't be read: {error.strerror}") from error
     except Exception as error:  # whatever a parser raises on bytes that are not there
         raise InvalidRequest(f"{path} is truncated or damaged; download it again") from error
+
+
+def _require_whole(reader: Any, path: Path) -> None:
+    parts = reader.get_field("split.count")
+    if parts is not None and int(parts.contents()) > 1:
+        raise InvalidRequest(
+            f"{path} is one of {int(parts.contents())} parts of a model; put them together with "
+            "`llama-gguf-split --merge` first"
+        )
 
 
 def _facts_of(reader: Any) -> dict[str, object]:

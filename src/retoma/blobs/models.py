@@ -45,6 +45,17 @@ class ModelFiles:
         """Where the file with this digest lies or would lie."""
         return self._folder / "sha256" / digest[:2] / digest
 
+    def seen(self, digest: str) -> list[int] | None:
+        """Size, times and inode of the file, by which a change is noticed without reading it; None when it is missing.
+
+        Raises OSError for a folder that can't be looked into.
+        """
+        try:
+            status = self.path(digest).stat()
+        except FileNotFoundError:
+            return None
+        return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns]
+
     def incoming(self, name: str) -> Path:
         """A file that somebody has put into the folder `incoming`; raises InvalidRequest for anything else."""
         path = self._incoming / name
@@ -63,13 +74,19 @@ class ModelFiles:
                     raise InvalidRequest(f"{source} is not a GGUF file")
                 reading.seek(0)
                 imported = _copy(reading, staged, os.fstat(reading.fileno()).st_size, progress)
-            self._adopt(staged, imported)
+            self.adopt(staged, imported)
         finally:
             with contextlib.suppress(OSError):  # the sweep takes it later; how the import ended counts
                 staged.unlink(missing_ok=True)
         return imported
 
-    def _adopt(self, staged: Path, imported: Imported) -> None:
+    def part(self, key: str) -> Path:
+        """Where a download of this content is staged; the folder is made."""
+        make_directory(self._incoming)
+        return self._incoming / f"{key}.part"
+
+    def adopt(self, staged: Path, imported: Imported) -> None:
+        """Gives a staged file, whose content is durable, its digest for a name."""
         passing(Failpoint.MODEL_STAGED)
         target = self.path(imported.digest)
         make_directory(target.parent)

@@ -39,6 +39,10 @@ class SnapshotFolder:
         """Removes a task's folder."""
         shutil.rmtree(self._folder / task_id, ignore_errors=True)
 
+    def files(self, task_id: str) -> list[Path]:
+        """What lies in a task's folder."""
+        return list((self._folder / task_id).glob("*"))
+
     def tasks(self) -> list[str]:
         """The tasks that have a folder."""
         return [path.name for path in self._folder.iterdir()] if self._folder.is_dir() else []

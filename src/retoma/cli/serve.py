@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import fields
@@ -13,7 +11,7 @@ from typing import Any
 
 import click
 
-from retoma import failpoints
+from retoma import failpoints, logs
 from retoma.cli.failures import FAILED, INTERRUPTED
 from retoma.cli.options import Command, example, load_settings
 from retoma.settings import Settings
@@ -46,12 +44,13 @@ def serve(*, stop_with_stdin: bool, **flags: Any) -> int:
     SIGTERM and Ctrl-C end it in good order; what is unfinished then goes on at the next start.
     """
     settings = load_settings(flags).settings
-    set_up_logging(settings.log_level)
+    set_up_logging(settings.log_level, settings.log_format)
     if stop_with_stdin:
         threading.Thread(target=_stop_at_end_of_input, name="stdin", daemon=True).start()
     from retoma import bootstrap  # noqa: PLC0415 - brings the whole server with it
 
-    click.echo(f"Retoma starts on {settings.host}, data in {settings.data_dir}. Ctrl-C stops it.", err=True)
+    if settings.log_format == "text":  # a sentence for people would be no line for a program
+        click.echo(f"Retoma starts on {settings.host}, data in {settings.data_dir}. Ctrl-C stops it.", err=True)
     stopped_by = bootstrap.run(settings)
     return _STATUS.get(stopped_by, FAILED) if stopped_by else FAILED
 
@@ -71,22 +70,14 @@ def _stop_at_end_of_input() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-class _OneLine(logging.Formatter):
-    """Keeps a record on one line, a traceback too, so that a log can be cut by lines."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return super().format(record).replace("\n", " | ")
-
-
-def set_up_logging(level: str) -> None:
-    """Records go to standard error, one line each; raises UsageError for a level that isn't one."""
-    number = {"debug": 10, "info": 20, "warning": 30, "error": 40}.get(level.lower())
-    if number is None:
+def set_up_logging(level: str, form: str) -> None:
+    """Records go to standard error, one line each; raises UsageError for a level or a format that isn't one."""
+    if level.lower() not in logs.LEVELS:
         raise click.UsageError(
             f"log_level = {level!r} is not valid; it takes debug, info, warning or error", click.get_current_context()
         )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=number, handlers=[handler], force=True)
-    for chatty in ("uvicorn", "asyncio", "httpx", "httpcore"):
-        logging.getLogger(chatty).setLevel(max(number, logging.WARNING))
+    if form not in logs.FORMATS:
+        raise click.UsageError(
+            f"log_format = {form!r} is not valid; it takes text or json", click.get_current_context()
+        )
+    logs.set_up(logs.LEVELS[level.lower()], form)

@@ -13,6 +13,7 @@ from retoma.cli.failures import FAILED, OperationFailed
 from retoma.cli.opened import Opened, opened
 from retoma.cli.options import data_dir_option, example, json_option, settings_for, store_option
 from retoma.cli.printing import note, plain, print_fields, print_json, print_table, size_of, time_of
+from retoma.cli.store_prune import compact, prune
 from retoma.errors import Refused
 from retoma.limits import PAGE_ITEMS_MAX
 from retoma.transactions.check import Finding, check
@@ -167,6 +168,10 @@ def migrate(*, data_dir: str | None, store: str | None) -> None:
     with opened(settings_for(data_dir, store)) as here:
         version = _schema_version(here)
     click.echo(f"The store has schema {version}, which is this release's.")
+
+
+store.add_command(prune)
+store.add_command(compact)
 
 
 def _info(here: Opened) -> dict[str, Any]:

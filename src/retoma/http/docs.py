@@ -9,9 +9,11 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import HTMLResponse, Response
 
+from retoma.http import chat_wire
 from retoma.http.wire import CreateResponse
 
 router = APIRouter(include_in_schema=False)
+_CHAT = "/v1/chat/completions"
 _REF = "#/components/schemas/{model}"
 _HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Retoma: HTTP API</title>
 <style>body{font:16px/1.5 system-ui,sans-serif;max-width:50rem;margin:2rem auto;padding:0 1rem}code{font-weight:600}
@@ -34,15 +36,19 @@ async def docs(request: Request) -> Response:
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document; the body of `create` is read by hand, so its schema is added here."""
+    """The OpenAPI document; the bodies of `create` are read by hand, so their schemas are added here."""
     if app.openapi_schema is None:
         made = get_openapi(title=app.title, version=app.version, routes=app.routes)
         schema = CreateResponse.model_json_schema(ref_template=_REF)
         schemas = made.setdefault("components", {}).setdefault("schemas", {})
         schemas.update(schema.pop("$defs", {}))
-        schemas["CreateResponse"] = schema
-        content = {"application/json": {"schema": {"$ref": _REF.format(model="CreateResponse")}}}
-        made["paths"]["/v1/responses"]["post"]["requestBody"] = {"required": True, "content": content}
+        chat_schema = chat_wire.schema(schema, _REF)
+        schemas.update(chat_schema.pop("$defs", {}))
+        bodies = {"CreateResponse": ("/v1/responses", schema), "CreateChatCompletion": (_CHAT, chat_schema)}
+        for name, (path, body_schema) in bodies.items():
+            schemas[name] = body_schema
+            content = {"application/json": {"schema": {"$ref": _REF.format(model=name)}}}
+            made["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
         made["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
         made["security"] = [{"bearer": []}]
         app.openapi_schema = made

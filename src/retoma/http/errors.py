@@ -14,7 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from retoma import logs
 from retoma.errors import IllegalTransition, InvalidRequest, NotFound, RequestError, RetomaError, Unavailable
+from retoma.http.access import route_of
 from retoma.http.reply import Json
 from retoma.ids import Ids
 
@@ -32,7 +34,7 @@ TYPES: Mapping[int, str] = MappingProxyType(
 )
 # How long to wait before the same request may succeed, in seconds, by code.
 RETRY_AFTER_S: Mapping[str, int] = MappingProxyType(
-    {"queue_full": 2, "store_unavailable": 1, "shutting_down": 2, "store_full": 30}
+    {"queue_full": 2, "rate_limited": 60, "store_unavailable": 1, "shutting_down": 2, "store_full": 30}
 )
 INTERNAL = RetomaError("something went wrong inside Retoma; its log says more under this request id")
 
@@ -110,6 +112,7 @@ class Net:
             return
         request_id = self._ids.new("req")
         scope.setdefault("state", {})["request_id"] = request_id
+        logs.bind(request_id=request_id)
         started = False
 
         async def send_with_id(message: Message) -> None:
@@ -124,6 +127,6 @@ class Net:
         except ClientDisconnect:
             return  # it went away while it was still sending; there is nobody to answer
         except Exception as error:  # noqa: BLE001 - the last net
-            reply = reply_for(error, request_id, f"{scope['method']} {scope['path']}")
+            reply = reply_for(error, request_id, f"{scope['method']} {route_of(scope)}")
             if not started:
                 await reply(scope, receive, send_with_id)

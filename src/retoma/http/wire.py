@@ -61,6 +61,12 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
+class WebhookTarget(Strict):
+    """`webhook`: who is told of the end. What a URL may be is said in `core/webhook.py`."""
+
+    url: str
+
+
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -95,6 +101,7 @@ class CreateResponse(Strict):
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     on_restart: Annotated[OnRestart, BeforeValidator(_as_policy)] | None = None
+    webhook: WebhookTarget | None = None
     # Fields that work with a value that asks for nothing; the rest is refused by `NOTHING_ASKED`.
     tools: list[Any] | None = None
     tool_choice: Any = None
@@ -114,7 +121,6 @@ class CreateResponse(Strict):
     background_options: Any = None
     access_programs: Any = None
     image: Any = None
-    webhook: Any = None
 
 
 # Field → the values, beside null, with which it asks for nothing.
@@ -138,7 +144,6 @@ NOTHING_ASKED: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "background_options": ({},),
         "access_programs": (),
         "image": (),
-        "webhook": (),
     }
 )
 

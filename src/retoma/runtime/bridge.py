@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from retoma.errors import ShuttingDown
 from retoma.runtime.feed import Feed
-from retoma.store.contract import Elsewhere, Outcome, Store, Tx
+from retoma.store.contract import Elsewhere, OnWritten, Outcome, Store, Tx, uncounted
 from retoma.store.liveness import Liveness
 
 T = TypeVar("T")
@@ -20,12 +20,12 @@ _READ_THREADS = 4
 class AsyncStore:
     """A store, awaited. Made and used on one event loop."""
 
-    def __init__(self, store: Store, feed: Feed) -> None:
+    def __init__(self, store: Store, feed: Feed, on_written: OnWritten = uncounted) -> None:
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._readers = ThreadPoolExecutor(_READ_THREADS, "retoma-read")
-        store.listen(self._deliver, feed.wake)
+        store.listen(self._deliver, feed.wake, on_written)
 
     def _deliver(self, thunk: Callable[[], None]) -> None:
         try:
@@ -47,6 +47,12 @@ class AsyncStore:
         if self._closed:
             raise ShuttingDown
         return await self._loop.run_in_executor(self._readers, self._store.read, function)
+
+    async def give_back(self, *, all_of_it: bool = False) -> int:
+        """See Store.give_back."""
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._store.give_back(partial(_settle, future), all_of_it=all_of_it)
+        return await future
 
     def watch(self, on_elsewhere: Elsewhere) -> None:
         """See Store.watch; told on the event loop."""

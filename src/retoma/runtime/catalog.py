@@ -6,6 +6,7 @@ import asyncio
 import errno
 import hashlib
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 SCRIPTED = ModelInfo("scripted", 0, hashlib.sha256(b"scripted").hexdigest(), 0, "scripted", "available", {})
 _SELF_TEST = "self_test"
 _CHECKED = "checked"
+_FOUND_CORRUPT = "found_corrupt"
+_CORRUPT = "corrupt"
 
 
 class Catalog:
@@ -155,27 +158,65 @@ class Catalog:
         except RetomaError as error:  # it will be found out again next time
             logger.warning("facts about %s were not stored: %s", name, error.message)
 
+    async def mark_dangling(self) -> None:
+        """At the start: a model whose file is missing or has another size is marked `corrupt`; no file is read."""
+        await self._look_at_each(self._mark_if_dangling)
+
+    async def find_back(self) -> None:
+        """After the start: corrupt models whose file is another by now, and whole, are available again."""
+        await self._look_at_each(self._is_back)
+
+    async def _look_at_each(self, look: Callable[[ModelRow, list[int] | None], Awaitable[object]]) -> None:
+        if self._settings.on_postgres:  # a file that isn't here may be on another host
+            return
+        try:
+            for row in await self._store.read(read_models):
+                await look(row, await asyncio.to_thread(self._files.seen, row.digest))
+        except (RetomaError, OSError) as error:  # each load looks for itself as well
+            logger.warning("not all model files were looked at: %s", error)
+
+    async def _mark_if_dangling(self, row: ModelRow, seen: list[int] | None) -> None:
+        if row.state == _CORRUPT or (seen is not None and seen[0] == row.size_bytes):
+            return
+        await self._mark(row.name, _CORRUPT, {_FOUND_CORRUPT: seen})
+        found = "is missing" if seen is None else f"has {seen[0]} bytes, not {row.size_bytes}"
+        logger.warning("the file of %s %s; put it back, or add it again with `retoma models add`", row.name, found)
+
+    async def _is_back(self, row: ModelRow, seen: list[int] | None) -> bool:
+        """A corrupt model whose file is another than the one that was found to be so, and whole, is available again."""
+        if row.state != _CORRUPT or seen is None or row.fact_fields.get(_FOUND_CORRUPT) == seen:
+            return False
+        if not await asyncio.to_thread(self._files.matches, row.digest, _no_progress):
+            await self._mark(row.name, _CORRUPT, {_FOUND_CORRUPT: seen})
+            return False
+        await self._mark(row.name, "available", {_FOUND_CORRUPT: None, _CHECKED: seen[:3]})
+        logger.warning("the file of %s is back, and whole", row.name)
+        return True
+
+    async def _mark(self, name: str, state: str, facts: dict[str, object]) -> None:
+        await self._store.transact(partial(set_model_state, name=name, state=state, facts=facts))
+
     async def _check_file(self, row: ModelRow) -> None:
         """The file must be what was registered: hashed again whenever its size, time or inode is not what it was."""
-        if row.state == "corrupt":
-            raise ModelCorrupt(f"the file of {row.name} is corrupt; add it again with `retoma models add`")
-        path = self._files.path(row.digest)
         try:
-            status = path.stat()
+            seen = await asyncio.to_thread(self._files.seen, row.digest)
         except OSError as error:
+            raise ModelUnavailable(f"the file of {row.name} can't be looked at: {error.strerror}") from error
+        if seen is None:
             raise ModelUnavailable(
-                f"the file of {row.name} is missing ({error.strerror}); add it again with `retoma models add`"
-            ) from error
-        seen = [status.st_size, status.st_mtime_ns, status.st_ino]
-        if row.fact_fields.get(_CHECKED) == seen:
+                f"the file of {row.name} is missing; put it back, or add it with `retoma models add`"
+            )
+        if row.state == _CORRUPT:
+            if await self._is_back(row, seen):
+                return
+            raise ModelCorrupt(f"the file of {row.name} is corrupt; add it again with `retoma models add`")
+        if row.fact_fields.get(_CHECKED) == seen[:3]:
             return
-        intact = status.st_size == row.size_bytes and await asyncio.to_thread(
-            self._files.matches, row.digest, _no_progress
-        )
+        intact = seen[0] == row.size_bytes and await asyncio.to_thread(self._files.matches, row.digest, _no_progress)
         if not intact:
-            await self._store.transact(partial(set_model_state, name=row.name, state="corrupt"))
+            await self._mark(row.name, _CORRUPT, {_FOUND_CORRUPT: seen})
             raise ModelCorrupt(f"the file of {row.name} has changed since it was registered; add it again")
-        await self._note(row.name, {_CHECKED: seen})
+        await self._note(row.name, {_CHECKED: seen[:3]})
 
     def _frame(self, model: ModelInfo, path: str | None) -> Load:
         settings = self._settings

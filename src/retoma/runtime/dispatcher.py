@@ -36,6 +36,16 @@ class Dispatcher:
         self._attempts: dict[str, Attempt] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
 
+    @property
+    def running(self) -> int:
+        """How many attempts are under way."""
+        return len(self._running)
+
+    @property
+    def paused(self) -> bool:
+        """No task is begun: the ownership is not confirmed, or the instance stops."""
+        return self._paused
+
     def poke(self) -> None:
         """Something may have become ready to work on."""
         self._poked.set()
@@ -120,7 +130,10 @@ class Dispatcher:
             self._tools.ids.op_id(),
             await self._tools.loadable(),
         )
-        return await self._tools.store.transact(partial(claim, command=command))
+        claimed = await self._tools.store.transact(partial(claim, command=command))
+        if claimed is not None:
+            self._tools.telemetry.metrics.events.inc()
+        return claimed
 
     def _begin(self, task: TaskRow) -> None:
         attempt = Attempt(self._tools, task)

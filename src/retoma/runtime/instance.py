@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
@@ -23,19 +21,24 @@ from retoma.ids import Ids
 from retoma.runtime.attempt import Tools
 from retoma.runtime.bridge import AsyncStore
 from retoma.runtime.catalog import Catalog
+from retoma.runtime.clients import Clients
 from retoma.runtime.dispatcher import Dispatcher
 from retoma.runtime.engines import Bounds, Engine, EnginePool
 from retoma.runtime.feed import Feed, wait_for
 from retoma.runtime.housekeeping import Housekeeping
+from retoma.runtime.measuring import Measuring
 from retoma.runtime.membership import Membership
+from retoma.runtime.observing import cancel_once, tell_accepted, tell_cancelled
 from retoma.runtime.recovery import Recovery
-from retoma.runtime.service import ModelInfo, ServiceInfo
+from retoma.runtime.service import RECOVERING, STOPPING, ModelInfo, ServiceInfo, Workers
 from retoma.runtime.stored_settings import StoredSettings
+from retoma.runtime.webhooks import Webhooks
 from retoma.settings import Settings
 from retoma.store.contract import Store, Tx
+from retoma.telemetry import Telemetry
 from retoma.transactions.accept import Accept, Accepted, accept
-from retoma.transactions.cancel import Cancel, cancel
-from retoma.transactions.clients import Client, read_client
+from retoma.transactions.cancel import Cancel
+from retoma.transactions.clients import LOCAL_CLIENT
 from retoma.transactions.delete import Delete, delete
 from retoma.transactions.log import queue_length
 from retoma.transactions.read import SeenResponse, read_log, read_response, read_states
@@ -43,13 +46,6 @@ from retoma.transactions.service import ChangeService, StoredService, change_ser
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-_RECOVERING = "the service is still recovering what an earlier start left behind"
-LOCAL_CLIENT = Client(
-    "cli_local",
-    "this machine's command line",
-    frozenset({"responses:write", "responses:read", "tasks:read", "models:read", "models:write", "admin"}),
-)
 
 
 class PooledEngines:
@@ -91,17 +87,30 @@ class AsyncSnapshotFolder:
 class Instance:
     """Accepts, works, recovers. Made on a running event loop."""
 
-    def __init__(self, store: Store, settings: Settings, clock: Clock, ids: Ids, admin_token: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        clock: Clock,
+        ids: Ids,
+        admin_token: str,
+        *,
+        telemetry: Telemetry | None = None,
+    ) -> None:
         self.clock, self.ids = clock, ids
         self._settings = settings
-        self._admin_hash = hashlib.sha256(admin_token.encode()).digest()
         self._feed = Feed()
-        self._store = AsyncStore(store, self._feed)
+        self.telemetry = telemetry or Telemetry()
+        self._store = AsyncStore(store, self._feed, self.telemetry.committed)
         models = ModelFiles(settings.data_dir / "models")
         snapshots = SnapshotFolder(settings.data_dir / "snapshots")
         self._catalog = Catalog(self._store, models, settings)
         bounds = Bounds(settings.load_timeout_s, settings.stall_timeout_s)
-        self._pool = EnginePool(bounds, settings.models_loaded, self._catalog.loaded)
+        metrics = self.telemetry.metrics
+        crashes = metrics.engine_crashes
+        self._pool = EnginePool(
+            bounds, settings.models_loaded, self._catalog.loaded, lambda code: crashes.labels(code).inc()
+        )
         self._membership = Membership(self._store, clock, ids, Lease(int(settings.lease_s * 1000)))
         tools = Tools(
             self._store,
@@ -111,11 +120,23 @@ class Instance:
             ids,
             lambda: self._membership.instance_id,
             self._catalog.loadable,
+            self.telemetry,
         )
         self._dispatcher = Dispatcher(tools, settings.workers)
-        self._recovery = Recovery(self._store, self._membership, clock, ids, can_work=settings.workers > 0)
+        self._recovery = Recovery(
+            self._store, self._membership, clock, ids, self.telemetry, can_work=settings.workers > 0
+        )
         self._stored = StoredSettings(self._store, clock, settings)
-        self._housekeeping = Housekeeping(self._store, snapshots, models, clock, self._stored)
+        self._housekeeping = Housekeeping(
+            self._store, snapshots, models, clock, self._stored, webhook_days=settings.webhook_days
+        )
+        self.webhooks = Webhooks(self._store, self._feed, clock, settings)
+        self._measuring = Measuring(self._store, clock, settings, metrics)
+        metrics.workers.set(settings.workers)
+        metrics.attempts_running.set_function(lambda: self._dispatcher.running)
+        metrics.engines_loaded.set_function(lambda: len(self._pool.pids()))
+        metrics.paused.set_function(lambda: self._membership.fenced)
+        self.clients = Clients(self._store, clock, ids, LOCAL_CLIENT, admin_token)
         self._loops: list[asyncio.Task[None]] = []
         self._started = self._stopping = False
         self._hurry = asyncio.Event()
@@ -131,15 +152,20 @@ class Instance:
         """Joins, recovers what was left behind, then begins to work; raises Unavailable."""
         keep = partial(keep_service, candidate=self.ids.new("svc"), now_ms=self.clock.wall_ms())
         await self._store.transact(keep)
+        await self.webhooks.begin(self.ids.key())
         await self._membership.join()
         self._membership.on_fenced = self._dispatcher.pause
         self._membership.on_confirmed = self._dispatcher.resume
         self._recovery.on_recovered = self._dispatcher.poke
         self._spawn(self._membership.run())
+        await self._catalog.mark_dangling()
         await self._recovery.look()
         self._dispatcher.poke()
-        for loop in (self._dispatcher.run, self._recovery.run, self._housekeeping.run):
+        for loop in (self._dispatcher.run, self._recovery.run, self._housekeeping.run, self.webhooks.run):
             self._spawn(loop())
+        self._spawn(self.clients.watch())
+        self._spawn(self.clients.note_uses())
+        self._spawn(self._catalog.find_back())
         self._store.watch(self._changed_elsewhere)
         self._started = True
 
@@ -159,19 +185,27 @@ class Instance:
         """Ends everything; unfinished tasks are left to recovery, by the next start or another instance."""
         if not self._feed.closed:
             await self.drain()
+        await self.webhooks.close()
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
         await self._pool.close()
+        await self.clients.close()
         await self._store.close()
         self._membership.leave()
 
     async def accept(self, command: Accept) -> Accepted:
         """See Service.accept."""
+        with self.telemetry.tracing.span("accept") as span:
+            accepted = await self._accept(command)
+            tell_accepted(self.telemetry, accepted, span)
+        return accepted
+
+    async def _accept(self, command: Accept) -> Accepted:
         if self._stopping:
             raise ShuttingDown
         if not self._started:
-            raise Unavailable(_RECOVERING)
+            raise Unavailable(RECOVERING)
         command = replace(command, queue_max=await self._room())
         accepted = await self._store.transact(partial(accept, command=command))
         self._dispatcher.poke()
@@ -179,7 +213,9 @@ class Instance:
 
     async def cancel(self, command: Cancel) -> SeenResponse:
         """See Service.cancel."""
-        task = await self._store.transact(partial(cancel, command=command))
+        task, changed = await self._store.transact(partial(cancel_once, command=command))
+        if changed:
+            tell_cancelled(self.telemetry, task)
         if task.state is State.CANCELLING:
             self._dispatcher.cancel(task.id)
             await self._ended_within(task.id, self._settings.cancel_wait_s)
@@ -240,13 +276,13 @@ class Instance:
     async def describe(self) -> ServiceInfo:
         """See Service.describe."""
         if not self._started:
-            raise Unavailable(_RECOVERING)
+            raise Unavailable(RECOVERING)
         return self._info(await self._store.read(read_service))
 
     async def change(self, command: ChangeService) -> ServiceInfo:
         """See Service.change."""
         if not self._started:
-            raise Unavailable(_RECOVERING)
+            raise Unavailable(RECOVERING)
         changed = await self._store.transact(partial(change_service, command=command))
         self._stored.forget()
         return self._info(changed)
@@ -254,19 +290,21 @@ class Instance:
     def _info(self, stored: StoredService) -> ServiceInfo:
         return ServiceInfo(stored.id, stored.version, stored.values, self._stored.in_force(stored))
 
-    async def authenticate(self, token: str) -> Client | None:
-        """See Service.authenticate."""
-        token_hash = hashlib.sha256(token.encode()).digest()
-        if hmac.compare_digest(token_hash, self._admin_hash):
-            return LOCAL_CLIENT
-        return await self._store.read(partial(read_client, token_hash=token_hash))
+    async def workers(self) -> Workers:
+        """See Service.workers."""
+        return Workers(self._settings.workers, self._dispatcher.paused, await self._catalog.loadable())
+
+    async def measure(self) -> bytes:
+        """See Service.measure."""
+        await self._measuring.look()
+        return self.telemetry.metrics.render()
 
     def not_ready(self) -> str | None:
         """See Service.not_ready."""
         if self._stopping:
-            return "the service is stopping"
+            return STOPPING
         if not self._started:
-            return _RECOVERING
+            return RECOVERING
         return self._store.problem()
 
     async def housekeep(self) -> None:

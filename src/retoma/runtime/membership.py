@@ -16,6 +16,7 @@ import platform
 from collections.abc import Callable
 from functools import partial
 
+from retoma import logs
 from retoma.clock import Clock
 from retoma.core.lease import Lease, decide_dead, decide_stop
 from retoma.errors import Unavailable
@@ -42,6 +43,11 @@ class Membership:
         self.on_confirmed: Callable[[], None] = lambda: None
         self._fenced = False
 
+    @property
+    def fenced(self) -> bool:
+        """Nothing protected is done until a renewal is confirmed."""
+        return self._fenced
+
     async def join(self) -> None:
         """Takes a new name, its lock, then its row; raises Unavailable."""
         instance_id = self._ids.new("inst")
@@ -57,6 +63,7 @@ class Membership:
         )
         await self._store.transact(partial(register, command=command))
         self.instance_id, self._confirmed_from_ms = instance_id, sent_at
+        logs.bind(instance=instance_id)
 
     async def run(self) -> None:
         """Renews for ever."""

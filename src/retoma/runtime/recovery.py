@@ -12,14 +12,16 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from retoma import limits
+from retoma import limits, logs
 from retoma.clock import Clock
 from retoma.errors import Unavailable
 from retoma.ids import Ids
 from retoma.runtime.bridge import AsyncStore
 from retoma.runtime.membership import Membership
+from retoma.runtime.observing import tell_recovered
 from retoma.store.contract import Tx
 from retoma.store.rows import InstanceRow
+from retoma.telemetry import Telemetry
 from retoma.transactions.instances import (
     declare_dead,
     leave,
@@ -35,8 +37,18 @@ LOOK_EVERY_S = 1.0
 class Recovery:
     """Takes over from the dead."""
 
-    def __init__(self, store: AsyncStore, membership: Membership, clock: Clock, ids: Ids, *, can_work: bool) -> None:
+    def __init__(
+        self,
+        store: AsyncStore,
+        membership: Membership,
+        clock: Clock,
+        ids: Ids,
+        telemetry: Telemetry,
+        *,
+        can_work: bool,
+    ) -> None:
         self._store = store
+        self._telemetry = telemetry
         self._membership = membership
         self._clock = clock
         self._ids = ids
@@ -58,6 +70,7 @@ class Recovery:
     async def look(self) -> int:
         """One look at all instances; how many tasks were moved."""
         me = self._membership.instance_id
+        logs.bind(instance=me)
         # One view: an owner without a row in it is truly gone, because a row comes before any task.
         rows, owners, store_now_ms = await self._store.read(_look_around)
         instances = [row for row in rows if row.id != me]
@@ -99,7 +112,10 @@ class Recovery:
             self._ids.op_id(),
             self._can_work,
         )
-        return await self._store.transact(partial(recover, command=command)) is not None
+        moved = await self._store.transact(partial(recover, command=command))
+        if moved is not None:
+            tell_recovered(self._telemetry, moved)
+        return moved is not None
 
 
 def _look_around(tx: Tx) -> tuple[list[InstanceRow], list[str], int]:

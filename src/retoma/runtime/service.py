@@ -8,15 +8,20 @@ from typing import Any, Protocol, TypeVar
 
 from retoma.clock import Clock
 from retoma.ids import Ids
+from retoma.runtime.clients import Clients
+from retoma.runtime.webhooks import Webhooks
 from retoma.store.contract import Tx
+from retoma.telemetry import Telemetry
 from retoma.transactions.accept import Accept, Accepted
 from retoma.transactions.cancel import Cancel
-from retoma.transactions.clients import Client
 from retoma.transactions.delete import Delete
 from retoma.transactions.read import SeenResponse
 from retoma.transactions.service import ChangeService
 
 T = TypeVar("T")
+
+RECOVERING = "the service is still recovering what an earlier start left behind"
+STOPPING = "the service is stopping"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +48,23 @@ class ServiceInfo:
     in_force: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """What this instance can work on. `paused`: nothing now. `models`: those whose files it has; None: every one."""
+
+    total: int
+    paused: bool
+    models: frozenset[str] | None
+
+
 class Service(Protocol):
     """One running instance, seen from the HTTP layer. All methods are called on its event loop."""
 
     clock: Clock
     ids: Ids
+    clients: Clients
+    webhooks: Webhooks
+    telemetry: Telemetry
 
     @property
     def instance_id(self) -> str:
@@ -109,8 +126,12 @@ class Service(Protocol):
         """Stores settings for all instances; raises InvalidRequest or StaleVersion."""
         ...
 
-    async def authenticate(self, token: str) -> Client | None:
-        """Who holds this token."""
+    async def workers(self) -> Workers:
+        """This instance's workers; why tasks wait is derived from them."""
+        ...
+
+    async def measure(self) -> bytes:
+        """All metrics in Prometheus's text format; never raises, whatever the store does."""
         ...
 
     def not_ready(self) -> str | None:

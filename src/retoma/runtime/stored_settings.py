@@ -24,6 +24,7 @@ class StoredSettings:
             "queue_max": settings.queue_max,
             "retention_days": settings.retention_days,
             "unstored_minutes": settings.unstored_minutes,
+            "snapshot_hours": settings.snapshot_hours,
         }
         self._stored: StoredService | None = None
         self._read_at_ms = 0

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 from retoma.failpoints import Failpoint
 from retoma.store.liveness import Liveness
 from retoma.store.statements import Statement
+from retoma.tracing import Commit
 
 T = TypeVar("T")
 Value = str | int | float | bytes | None
@@ -59,8 +60,14 @@ Deliver = Callable[[Callable[[], None]], None]
 """Runs a function where the store's listeners live, e.g. on an event loop; called once per commit."""
 OnCommit = Callable[[frozenset[str]], None]
 """Told, once per commit, which tasks changed."""
+OnWritten = Callable[[Commit], None]
+"""Told, once per commit and in the writer's thread, how long it took; must be quick."""
 Elsewhere = Callable[[frozenset[str] | None], None]
 """Told which tasks another process has changed; None: any of them may have."""
+
+
+def uncounted(_: Commit) -> None:
+    """Nobody asks how long commits take."""
 
 
 class Store(Protocol):
@@ -83,8 +90,16 @@ class Store(Protocol):
         """Runs a reading function on one consistent view, in the calling thread; raises StoreUnavailable."""
         ...
 
-    def listen(self, deliver: Deliver, on_commit: OnCommit) -> None:
-        """From now on settle and report commits through `deliver`."""
+    def give_back(self, settle: Settle, *, all_of_it: bool = False) -> None:
+        """Queues one short step of giving free space back to the file system; the result: how many bytes, 0 at the end.
+
+        Without `all_of_it` it is done only where there is much free space, and some is left for what will be written.
+        A server's store does so by itself.
+        """
+        ...
+
+    def listen(self, deliver: Deliver, on_commit: OnCommit, on_written: OnWritten = uncounted) -> None:
+        """From now on settle and report commits through `deliver`, and tell `on_written` of each."""
         ...
 
     def watch(self, on_elsewhere: Elsewhere) -> None:

@@ -8,12 +8,15 @@ lock.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
 
 from retoma.errors import Refused, RetomaError
 from retoma.store import sqlite
+from retoma.store.contract import Tx
 from retoma.store.schema import COMPATIBILITY as _COMPATIBILITY
 from retoma.store.schema import SCHEMA_VERSION, Migration, Schema, differences, migrations_for, refuse_newer
 
@@ -80,9 +83,20 @@ def _look(path: Path) -> None:
 
 
 def _look_once(path: Path, *, immutable: bool) -> None:
+    with reading(path, immutable=immutable):
+        pass
+
+
+@contextmanager
+def reading(path: Path, *, immutable: bool) -> Generator[Tx, None, None]:
+    """A handle on a store that is not opened for writing; raises Refused if this release can't read it.
+
+    `immutable`: no file is made beside it, so nobody may be writing to it. Each statement has its own view.
+    """
     connection = sqlite.open_connection(path, read_only=True, immutable=immutable)
     try:
         require_readable(read_schema(connection), path)
+        yield sqlite.SqliteTx(connection, path)
     except apsw.Error as error:
         raise sqlite.translate(error, path) from error
     finally:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from retoma.errors import StoreUnavailable
-from retoma.store.contract import Deliver, Elsewhere, OnCommit, Outcome, Settle, Tx
+from retoma.store.contract import Deliver, Elsewhere, OnCommit, OnWritten, Outcome, Settle, Tx, uncounted
 from retoma.store.liveness import Liveness
 from retoma.store.postgres_liveness import AdvisoryLiveness
 from retoma.store.postgres_notify import Listener, Notifier
@@ -114,7 +114,7 @@ class PostgresStore:
             while True:
                 self._readers.get_nowait().connection.close()
 
-    def listen(self, deliver: Deliver, on_commit: OnCommit) -> None:
+    def listen(self, deliver: Deliver, on_commit: OnCommit, on_written: OnWritten = uncounted) -> None:
         """See Store.listen."""
 
         def told(task_ids: frozenset[str]) -> None:
@@ -122,7 +122,7 @@ class PostgresStore:
             on_commit(task_ids)
 
         for writer in self._writers:
-            writer.deliver, writer.on_commit = deliver, told
+            writer.deliver, writer.on_commit, writer.on_written = deliver, told, on_written
 
     def watch(self, on_elsewhere: Elsewhere) -> None:
         """See Store.watch."""
@@ -131,6 +131,10 @@ class PostgresStore:
 
     def _deliver(self, thunk: Callable[[], None]) -> None:
         self._writers[0].deliver(thunk)
+
+    def give_back(self, settle: Settle, *, all_of_it: bool = False) -> None:  # noqa: ARG002 - autovacuum does it
+        """See Store.give_back."""
+        self._deliver(lambda: settle(Outcome(0)))
 
     def liveness(self) -> Liveness:
         """See Store.liveness."""

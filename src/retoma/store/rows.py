@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from retoma.core.task import OnRestart, State
+from retoma.core.webhook import MessageState
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +110,27 @@ class EventRow:
     type: str
     body: str
     tokens: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRow:
+    """A webhook as it stands in the outbox."""
+
+    id: str
+    task_id: str
+    client_id: str
+    url: str
+    state: MessageState
+    body: str
+    tries: int
+    next_at_ms: int | None
+    last_answer: str
+    created_at_ms: int
+    updated_at_ms: int
+
+    @classmethod
+    def of(cls, row: tuple[Any, ...]) -> MessageRow:
+        """From a row of `outbox.page`."""
+        values = list(row)
+        values[4] = MessageState(values[4])
+        return cls(*values)

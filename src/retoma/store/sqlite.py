@@ -12,23 +12,24 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import apsw
 
 from retoma import limits
-from retoma.errors import Conflict, Refused, RetomaError, StoreFull, StoreUnavailable
+from retoma.errors import Refused, RetomaError
 from retoma.failpoints import Failpoint
-from retoma.store.contract import Deliver, Elsewhere, OnCommit, Outcome, Row, Settle, Tx, Value
+from retoma.store.contract import Deliver, Elsewhere, OnCommit, OnWritten, Outcome, Row, Settle, T, Tx, Value, uncounted
 from retoma.store.dialect import SQLITE
 from retoma.store.liveness import FileLiveness, Liveness
 from retoma.store.new_file import new_file
 from retoma.store.poll import Poll
+from retoma.store.sqlite_errors import find_integrity_problems, translate
+from retoma.store.sqlite_space import INCREMENTAL, give_back_step
 from retoma.store.statements import Statement
 from retoma.store.writer import CommitUnknown, Writer
 
-T = TypeVar("T")
 READERS_MAX = 4
 CHECKPOINT_TRIES_MAX = 50  # about 50 ms
 
@@ -42,22 +43,6 @@ def require_safe_library(version: str) -> None:
             f"SQLite {version} can corrupt a database that two processes share; "
             "install apsw 3.51.3 or newer: pip install --upgrade apsw"
         )
-
-
-def translate(error: apsw.Error, path: Path) -> Exception:
-    """The error of errors.py for a driver's error, by its code."""
-    if isinstance(error, apsw.FullError):
-        return StoreFull(f"the disk that holds {path} is full; free some space and try again")
-    if isinstance(error, apsw.ConstraintError):
-        # A CHECK, a trigger or a key has refused what the code above should never have asked for.
-        return Conflict(f"the store refused the change: {error}")
-    if isinstance(error, apsw.NotADBError | apsw.CorruptError):
-        return Refused(f"{path} is not an intact SQLite database: {error}")
-    if isinstance(error, apsw.ReadOnlyError | apsw.CantOpenError | apsw.PermissionsError):
-        return StoreUnavailable(f"{path} can't be opened for writing: {error}")
-    if isinstance(error, apsw.BusyError | apsw.LockedError):
-        return StoreUnavailable("the store is busy with other processes; try again")
-    return StoreUnavailable(f"the store reported an error: {error}")
 
 
 def _wait_for_lock(tries: int) -> bool:
@@ -110,15 +95,8 @@ def _configure(connection: apsw.Connection, *, read_only: bool) -> None:
     # Checkpoints run in `after_batch`, where their errors are seen; automatic ones swallow them.
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute("PRAGMA temp_store = MEMORY")
-
-
-def find_integrity_problems(connection: apsw.Connection) -> list[str]:
-    """What `integrity_check` and `foreign_key_check` say, one sentence each; empty for an intact file."""
-    found = [str(line) for (line,) in connection.execute("PRAGMA integrity_check") if line != "ok"]
-    for table, rowid, parent, _ in connection.execute("PRAGMA foreign_key_check"):
-        place = "a row" if rowid is None else f"row {rowid}"
-        found.append(f"{place} of {table} refers to a row of {parent} that is not there")
-    return found
+    # A reader may make the WAL long; it is cut when it begins anew.
+    connection.execute(f"PRAGMA journal_size_limit = {limits.WAL_BYTES_KEPT}")
 
 
 def _enter_wal_mode(connection: apsw.Connection) -> None:
@@ -129,6 +107,8 @@ def _enter_wal_mode(connection: apsw.Connection) -> None:
     deadline_s = time.monotonic() + limits.BUSY_WAIT_MS_MAX / 1_000
     while True:
         try:
+            if not connection.pragma("page_count"):  # only a new file can be told that it will give space back
+                connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")
             connection.execute("PRAGMA journal_mode = WAL")
         except apsw.BusyError:
             if time.monotonic() > deadline_s:
@@ -193,6 +173,7 @@ class SqliteWriteConnection:
         self._connection = open_connection(path, vfs=vfs)
         self._connection.set_wal_hook(self._note_wal)
         self._wal_pages = 0
+        self.checkpoint_is_due = False
         self.tx = SqliteTx(self._connection, path)
         self.checkpoint_problem: str | None = None
 
@@ -245,9 +226,16 @@ class SqliteWriteConnection:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
 
+    def give_back(self, *, under_way: bool, all_of_it: bool) -> int:
+        """One step of giving free space back; how many bytes."""
+        try:
+            return give_back_step(self._connection, under_way=under_way, all_of_it=all_of_it)
+        except apsw.Error as error:
+            raise translate(error, self._path) from error
+
     def after_batch(self) -> None:
         """Moves the WAL into the database once it is long; an error is kept for `problem` and tried again next time."""
-        if self._wal_pages < limits.CHECKPOINT_PAGES:
+        if self._wal_pages < limits.CHECKPOINT_PAGES and not self.checkpoint_is_due:
             return
         # A reader that never ends keeps a passive checkpoint from resetting the WAL; a long WAL is then worth a wait.
         long = self._wal_pages > 16 * limits.CHECKPOINT_PAGES
@@ -262,7 +250,7 @@ class SqliteWriteConnection:
             self.checkpoint_problem = f"a checkpoint failed: {error}"
         else:
             self.checkpoint_problem = None
-            self._wal_pages = 0
+            self.checkpoint_is_due, self._wal_pages = False, 0
         finally:
             self._connection.set_busy_handler(_wait_for_lock)
 
@@ -285,6 +273,7 @@ class SqliteStore:
         self._watcher = open_connection(path, read_only=True)
         self._seen_version = self._data_version()
         self._poll: Poll | None = None
+        self._giving_back = False
 
     def _connect(self) -> SqliteWriteConnection:
         self._write_connection = SqliteWriteConnection(self.path)
@@ -333,15 +322,27 @@ class SqliteStore:
             with suppress(apsw.Error):
                 connection.execute("ROLLBACK")
 
-    def listen(self, deliver: Deliver, on_commit: OnCommit) -> None:
+    def listen(self, deliver: Deliver, on_commit: OnCommit, on_written: OnWritten = uncounted) -> None:
         """See Store.listen."""
-        self._writer.deliver, self._writer.on_commit = deliver, on_commit
+        self._writer.deliver, self._writer.on_commit, self._writer.on_written = deliver, on_commit, on_written
 
     def _data_version(self) -> int:
         try:
             return self._watcher.pragma("data_version")
         except apsw.Error as error:
             raise translate(error, self.path) from error
+
+    def give_back(self, settle: Settle, *, all_of_it: bool = False) -> None:
+        """See Store.give_back."""
+        self._writer.submit(lambda _: self._give_back(all_of_it=all_of_it), settle)
+
+    def _give_back(self, *, all_of_it: bool) -> int:
+        write = self._write_connection
+        assert write is not None, "the writer's thread has a connection"
+        given = write.give_back(under_way=self._giving_back, all_of_it=all_of_it)
+        write.checkpoint_is_due |= self._giving_back and not given  # which cuts the file
+        self._giving_back = bool(given)
+        return given
 
     def watch(self, on_elsewhere: Elsewhere) -> None:
         """See Store.watch."""

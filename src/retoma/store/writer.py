@@ -22,13 +22,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from retoma import limits
 from retoma.errors import RetomaError, ShuttingDown, StoreUnavailable
 from retoma.failpoints import Failpoint, FailpointError, passing
-from retoma.store.contract import Deliver, OnCommit, Outcome, Settle, T, Tx
+from retoma.store.contract import Deliver, OnCommit, OnWritten, Outcome, Settle, T, Tx, uncounted
+from retoma.tracing import Commit
 
 logger = logging.getLogger(__name__)
 _UNKNOWN = (
@@ -105,6 +107,9 @@ class _Item:
     outcome: Outcome = field(default_factory=Outcome)
     woken: frozenset[str] = frozenset()
     points: tuple[Failpoint, ...] = ()
+    submitted_ns: int = field(default_factory=time.monotonic_ns)
+    ran_ns: int = 0
+    context: Context = field(default_factory=copy_context)
 
 
 def _run_here(thunk: Callable[[], None]) -> None:
@@ -152,6 +157,7 @@ class Writer:
         self._connection: WriteConnection | None = connect()
         self.deliver: Deliver = _run_here
         self.on_commit: OnCommit = _ignore
+        self.on_written: OnWritten = uncounted
         self.problem: str | None = None
         self.settled_ns = 0
         """When the last batch came to its end, on a clock that only rises."""
@@ -190,6 +196,7 @@ class Writer:
             self._write(batch)
             self.settled_ns = time.monotonic_ns()
             self._announce(batch)
+            self._measure(batch)
             if self._connection is not None:
                 self._connection.after_batch()
         if self._connection is not None:
@@ -269,6 +276,7 @@ class Writer:
         else:
             connection.release()
             item.woken, item.points = frozenset(tx.woken), tuple(tx.points)
+            item.ran_ns = time.monotonic_ns()
         return item.outcome.error
 
     def _drop_connection(self) -> None:
@@ -276,6 +284,15 @@ class Writer:
         if connection is not None:
             connection.rollback()
             connection.close()
+
+    def _measure(self, batch: list[_Item]) -> None:
+        """Tells how long the commit took, once nobody waits for it any more; refused functions are not counted."""
+        written = [item for item in batch if item.outcome.error is None]
+        if self.problem is None and written:
+            submitted = [item.submitted_ns for item in written]
+            contexts = [item.context for item in written]
+            now_ns = time.monotonic_ns()
+            _call(self.on_written, Commit(submitted, contexts, written[-1].ran_ns, self.settled_ns, now_ns))
 
     def _announce(self, batch: list[_Item]) -> None:
         """Tells everybody; a listener that fails is logged, because the others and the writer must live on."""

@@ -12,7 +12,7 @@ from retoma.failpoints import Failpoint, passing
 from retoma.store.contract import Tx
 from retoma.store.rows import TaskRow
 from retoma.store.statements import statement
-from retoma.transactions import log
+from retoma.transactions import log, outbox
 
 INSERT_TASK = statement("tasks.insert")
 READ_KEY = statement("idempotency_keys.read")
@@ -47,6 +47,8 @@ class Accept:
     priority: int = 0
     queue_max: int | None = limits.QUEUED_TASKS_MAX
     """How many tasks may wait; None: the caller knows that there is room, and spares the count."""
+    webhook: str = ""
+    """The URL that is told of the task's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Accepted:
 
 
 def accept(tx: Tx, command: Accept) -> Accepted:
-    """Writes the task, its first two events and its key (P-11.2-persist, I1, I5).
+    """Writes the task, its first two events, its key and its webhook (P-11.2-persist, I1, I5, I10).
 
     If the process dies before the commit, nothing was accepted; after it, the task exists whether or not the client was
     told, and the key leads the client's next try to it. Raises IdempotencyConflict or QueueFull with nothing written.
@@ -88,6 +90,8 @@ def accept(tx: Tx, command: Accept) -> Accepted:
     task = new_task(command)
     drafts = [log.lifecycle_event(events.CREATED, task), log.lifecycle_event(events.QUEUED, task)]
     log.write_events(tx, task.id, -1, drafts, op_id=command.op_id, now_ms=command.now_ms)
+    if command.webhook:
+        outbox.write_waiting(tx, task, command.webhook)
     if command.key is not None:
         _write_key(tx, command, command.key)
     passing(Failpoint.ACCEPT_WRITTEN)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from retoma.core.audit import Audited, LoggedEvent, audit
@@ -16,6 +17,8 @@ from retoma.limits import EVENTS_PAGE_MAX, PAGE_ITEMS_MAX, RESTARTS_KEPT_MAX
 from retoma.store.contract import Tx
 from retoma.store.rows import TaskRow
 from retoma.store.statements import statement
+from retoma.transactions import outbox
+from retoma.transactions.check_clients import client_problems
 from retoma.transactions.log import task_extension
 from retoma.transactions.rebuild import derive_response, read_stored_response
 
@@ -72,12 +75,18 @@ def check_tasks(tx: Tx, after: str, limit: int = PAGE_ITEMS_MAX) -> CheckedPage:
 
 
 def check_references(tx: Tx) -> list[Finding]:
-    """Rows that name a task which is not there or in the wrong state."""
-    return [
+    """Rows that name a task which is not there or in the wrong state, and webhooks that don't fit their tasks.
+
+    Clients and their codes too, which belong to no task.
+    """
+    found = [
         Finding(invariant, task_id, None, message)
         for orphans, invariant, message in _ORPHANS
         for (task_id,) in tx.rows(orphans, {"limit": FINDINGS_MAX})
     ]
+    webhooks = (Finding("I10", task_id, None, message) for task_id, message in outbox.find_problems(tx))
+    people = (Finding("S-001", name, None, message) for name, message in client_problems(tx))
+    return [*found, *islice(webhooks, FINDINGS_MAX), *islice(people, FINDINGS_MAX)]
 
 
 def _check_task(tx: Tx, task: TaskRow) -> Iterator[Finding]:

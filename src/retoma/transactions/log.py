@@ -17,6 +17,7 @@ from retoma.limits import PAGE_ITEMS_MAX
 from retoma.store.contract import Tx
 from retoma.store.rows import TaskRow
 from retoma.store.statements import statement
+from retoma.transactions import outbox
 
 LOCK = statement("tasks.lock")
 READ_STATE = statement("tasks.state")
@@ -190,7 +191,7 @@ def write_move(tx: Tx, old: TaskRow, new: TaskRow, drafts: Sequence[EventDraft],
 def write_ending(
     tx: Tx, old: TaskRow, new: TaskRow, ending: Ending, *, op_id: str, before: Sequence[EventDraft] = ()
 ) -> TaskRow:
-    """Ends the task: the last output events `before`, the terminal event, the row, the folded response, all at once."""
+    """Ends the task: the last output events `before`, the terminal event, row, response and webhook, all at once."""
     assert new.state.finished
     response = response_of(new, ending)
     terminal = events.draft(events.TERMINAL_BY_STATUS[ending.status], {"response": response})
@@ -207,6 +208,7 @@ def write_ending(
         },
     )
     tx.execute(DELETE_SNAPSHOTS, {"task_id": new.id})
+    outbox.release(tx, new.id, ending.status, new.updated_at_ms)
     return written
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from retoma.core.events import encode_json
@@ -78,11 +79,13 @@ def read_models(tx: Tx) -> list[ModelRow]:
     return [ModelRow(*row) for row in tx.rows(ALL, {})]
 
 
-def set_model_state(tx: Tx, name: str, state: str) -> None:
-    """Marks a model `available` or `corrupt`; raises ModelNotFound."""
+def set_model_state(tx: Tx, name: str, state: str, facts: Mapping[str, object] | None = None) -> None:
+    """Marks a model `available` or `corrupt`, and adds facts; one that is None is taken away. Raises ModelNotFound."""
     row = _found(tx, LOCK, name)
-    if row.state != state:
-        _update(tx, row, state, row.facts)
+    known = {fact: value for fact, value in {**row.fact_fields, **(facts or {})}.items() if value is not None}
+    wanted = encode_json(known) if facts else row.facts
+    if (row.state, row.facts) != (state, wanted):
+        _update(tx, row, state, wanted)
 
 
 def add_model_facts(tx: Tx, name: str, facts: dict[str, object]) -> None:

@@ -25,7 +25,7 @@ _NUMBER_MAX = 10**9
 
 # What may be stored, with the least value of those that are numbers. `queue_max` counts tasks, so it is whole.
 STORABLE: Mapping[str, float | None] = MappingProxyType(
-    {"name": None, "queue_max": 1, "retention_days": 0, "unstored_minutes": 0}
+    {"name": None, "queue_max": 1, "retention_days": 0, "unstored_minutes": 0, "snapshot_hours": 0}
 )
 
 
@@ -70,6 +70,12 @@ def read_service(tx: Tx) -> StoredService:
     assert settings is not None
     value, version = settings
     return StoredService(identity[0], version, json.loads(value)["values"])
+
+
+def read_stored_values(tx: Tx) -> Mapping[str, Any]:
+    """The stored settings; none in a store that no instance has used yet."""
+    row = tx.row(READ, {"key": _SETTINGS})
+    return json.loads(row[0])["values"] if row else {}
 
 
 def change_service(tx: Tx, command: ChangeService) -> StoredService:

@@ -20,6 +20,31 @@ WHERE client_id = :client_id AND key_hash = :key_hash AND expires_at_ms < :now_m
         WHERE tasks.id = idempotency_keys.task_id AND tasks.state IN ('completed', 'failed', 'cancelled')
     );
 
+-- name: expired
+-- A page of keys past their time, from behind a place on, by the index idempotency_keys_expiring, each with whether its
+-- task is finished: a key is kept as long as it is not.
+SELECT
+    expires_at_ms, client_id, key_hash, task_id,
+    EXISTS (
+        SELECT 1 FROM tasks
+        WHERE tasks.id = idempotency_keys.task_id AND tasks.state IN ('completed', 'failed', 'cancelled')
+    )
+FROM idempotency_keys
+WHERE expires_at_ms < :now_ms
+    AND expires_at_ms >= :after_ms
+    AND (
+        expires_at_ms > :after_ms
+        OR client_id > :after_client_id
+        OR client_id = :after_client_id AND key_hash > :after_key_hash
+    )
+ORDER BY expires_at_ms, client_id, key_hash
+LIMIT :limit;
+
+-- name: delete_expired_of_task
+-- The key of a task past its time, by the index idempotency_keys_by_task; a valid one stays, and with it the task.
+DELETE FROM idempotency_keys
+WHERE task_id = :task_id AND expires_at_ms < :now_ms;
+
 -- name: delete_of_task
 -- The key of a task that is being deleted, by the index idempotency_keys_by_task.
 DELETE FROM idempotency_keys

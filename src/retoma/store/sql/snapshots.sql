@@ -21,6 +21,23 @@ WHERE task_id = :task_id AND fencing_token = :fencing_token AND tokens = :tokens
 DELETE FROM snapshots
 WHERE task_id = :task_id;
 
+-- name: stale
+-- A page of snapshots, by path, written before an instant for tasks that have not moved since; reads the whole table,
+-- which holds two rows for each task under way.
+SELECT snapshots.path, snapshots.task_id, snapshots.fencing_token, snapshots.tokens, snapshots.size_bytes
+FROM snapshots
+INNER JOIN tasks ON tasks.id = snapshots.task_id
+WHERE snapshots.path > :after AND snapshots.created_at_ms < :before_ms AND tasks.updated_at_ms < :before_ms
+ORDER BY snapshots.path
+LIMIT :limit;
+
+-- name: delete_stale
+-- One of them, by primary key; the predicate stands here, so that a task which has moved since keeps what it has.
+DELETE FROM snapshots
+WHERE task_id = :task_id AND fencing_token = :fencing_token AND tokens = :tokens
+    AND created_at_ms < :before_ms
+    AND EXISTS (SELECT 1 FROM tasks WHERE tasks.id = snapshots.task_id AND tasks.updated_at_ms < :before_ms);
+
 -- name: all
 -- Every snapshot, for the reconciler and the checker.
 SELECT task_id, path

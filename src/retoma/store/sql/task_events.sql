@@ -50,3 +50,28 @@ FROM task_events
 WHERE NOT EXISTS (SELECT 1 FROM tasks WHERE tasks.id = task_events.task_id)
 ORDER BY task_id
 LIMIT :limit;
+
+-- name: lately
+-- The last events of a task and how many bytes of token ids each committed, by primary key.
+SELECT seq, length(tokens), created_at_ms
+FROM task_events
+WHERE task_id = :task_id
+ORDER BY seq DESC
+LIMIT :limit;
+
+-- name: turns
+-- The changes of state in a task's log, newest first, each with the time of the event before it, by primary key.
+SELECT
+    seq, type, body, created_at_ms,
+    (
+        SELECT earlier.created_at_ms FROM task_events AS earlier
+        WHERE earlier.task_id = task_events.task_id AND earlier.seq = task_events.seq - 1
+    )
+FROM task_events
+WHERE task_id = :task_id
+    AND type IN (
+        'response.created', 'response.queued', 'response.in_progress',
+        'response.completed', 'response.incomplete', 'response.failed', 'response.cancelled'
+    )
+ORDER BY seq DESC
+LIMIT :limit;

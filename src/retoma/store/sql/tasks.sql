@@ -152,20 +152,82 @@ FROM (
     SELECT id FROM tasks WHERE state IN ('loading', 'running', 'cancelling') AND model = :model
 ) AS needing;
 
--- name: expired
--- A batch of finished tasks past their time, by the partial index tasks_finished; locked rows are passed over.
-SELECT id
+-- name: expired_stored
+-- A page of what has been finished for long enough, from behind a place on, by the partial index tasks_finished. Those
+-- of another retention and those whose key is still valid are shown as well, so that a page never looks at more rows.
+SELECT
+    finished_at_ms, id, retention, last_seq, octet_length(request),
+    EXISTS (
+        SELECT 1 FROM idempotency_keys
+        WHERE idempotency_keys.task_id = tasks.id AND idempotency_keys.expires_at_ms >= :now_ms
+    )
 FROM tasks
 WHERE finished_at_ms IS NOT NULL
     AND finished_at_ms < :before_ms
+    AND finished_at_ms >= :after_ms AND (finished_at_ms > :after_ms OR id > :after_id)
+ORDER BY finished_at_ms, id
+LIMIT :limit;
+
+-- name: expired_unstored
+-- The same of store=false alone, by the partial index tasks_unstored: however many stored ones there are.
+SELECT
+    finished_at_ms, id, retention, last_seq, octet_length(request),
+    EXISTS (
+        SELECT 1 FROM idempotency_keys
+        WHERE idempotency_keys.task_id = tasks.id AND idempotency_keys.expires_at_ms >= :now_ms
+    )
+FROM tasks
+WHERE finished_at_ms IS NOT NULL
+    AND retention = 'unstored'
+    AND finished_at_ms < :before_ms
+    AND finished_at_ms >= :after_ms AND (finished_at_ms > :after_ms OR id > :after_id)
+ORDER BY finished_at_ms, id
+LIMIT :limit;
+
+-- name: lock_expired
+-- One task that was found before, locked if it may still go, by primary key; nothing if another instance deletes it.
+SELECT id
+FROM tasks
+WHERE id = :id
+    AND state IN ('completed', 'failed', 'cancelled')
     AND retention = :retention
+    AND finished_at_ms < :before_ms
     AND NOT EXISTS (
         SELECT 1 FROM idempotency_keys
         WHERE idempotency_keys.task_id = tasks.id AND idempotency_keys.expires_at_ms >= :now_ms
     )
-ORDER BY finished_at_ms, id
-LIMIT :limit
 $SKIP_LOCKED;
+
+-- name: delete_expired
+-- The same task, by primary key; the predicate stands here, in the deleting statement, whatever was found before.
+DELETE FROM tasks
+WHERE id = :id
+    AND state IN ('completed', 'failed', 'cancelled')
+    AND retention = :retention
+    AND finished_at_ms < :before_ms
+    AND NOT EXISTS (
+        SELECT 1 FROM idempotency_keys
+        WHERE idempotency_keys.task_id = tasks.id AND idempotency_keys.expires_at_ms >= :now_ms
+    );
+
+-- name: newest_finished
+-- When the last task ended, by the partial index tasks_finished.
+SELECT finished_at_ms
+FROM tasks
+WHERE finished_at_ms IS NOT NULL
+ORDER BY finished_at_ms DESC, id DESC
+LIMIT 1;
+
+-- name: weight
+-- What a finished task takes: its events, the bytes of their bodies, of the response and of the request; reads its
+-- whole log, by primary key.
+SELECT
+    last_seq + 1,
+    octet_length(request)
+    + coalesce((SELECT octet_length(body) FROM responses WHERE responses.id = tasks.id), 0)
+    + coalesce((SELECT sum(octet_length(body)) FROM task_events WHERE task_events.task_id = tasks.id), 0)
+FROM tasks
+WHERE id = :id;
 
 -- name: delete_finished
 -- One finished task; the predicate stands here, in the deleting statement, whatever was selected before.
@@ -189,3 +251,64 @@ FROM tasks
 WHERE id > :after AND finished_at_ms IS NOT NULL
 ORDER BY id
 LIMIT :limit;
+
+-- name: briefs
+-- A page of the operator's list without the requests, which may be long, newest first, by primary key.
+SELECT
+    id, client_id, model, mode, on_restart, state, version, instance_id, attempt, tokens, restarts, created_at_ms,
+    updated_at_ms, finished_at_ms
+FROM tasks
+WHERE id < :before AND (CAST(:state AS text) = '' OR state = CAST(:state AS text))
+ORDER BY id DESC
+LIMIT :limit;
+
+-- name: briefs_under_way
+-- What all instances work on, without the requests, by the partial index tasks_active.
+SELECT
+    id, client_id, model, mode, on_restart, state, version, instance_id, attempt, tokens, restarts, created_at_ms,
+    updated_at_ms, finished_at_ms
+FROM tasks
+WHERE state IN ('loading', 'running', 'cancelling')
+ORDER BY instance_id, id
+LIMIT :limit;
+
+-- name: briefs_queued
+-- The head of the queue, without the requests, by the partial index tasks_queue.
+SELECT
+    id, client_id, model, mode, on_restart, state, version, instance_id, attempt, tokens, restarts, created_at_ms,
+    updated_at_ms, finished_at_ms
+FROM tasks
+WHERE state = 'queued'
+ORDER BY priority, id
+LIMIT :limit;
+
+-- name: briefs_ended
+-- The tasks that were the last to end, without the requests, by the partial index tasks_finished.
+SELECT
+    id, client_id, model, mode, on_restart, state, version, instance_id, attempt, tokens, restarts, created_at_ms,
+    updated_at_ms, finished_at_ms
+FROM tasks
+WHERE finished_at_ms IS NOT NULL
+ORDER BY finished_at_ms DESC, id DESC
+LIMIT :limit;
+
+-- name: count_waiting
+-- How many wait, and which of them was accepted first, by the partial index tasks_queue.
+SELECT count(*), min(id)
+FROM tasks
+WHERE state = 'queued';
+
+-- name: count_under_way
+-- How many are in each of the other unfinished states, by the partial index tasks_active; finished ones may be many.
+SELECT
+    count(CASE WHEN state = 'loading' THEN 1 END),
+    count(CASE WHEN state = 'running' THEN 1 END),
+    count(CASE WHEN state = 'cancelling' THEN 1 END)
+FROM tasks
+WHERE state IN ('loading', 'running', 'cancelling');
+
+-- name: accepted_at
+-- When a task was accepted, by primary key.
+SELECT created_at_ms
+FROM tasks
+WHERE id = :id;
