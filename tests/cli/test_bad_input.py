@@ -92,7 +92,7 @@ def test_a_newer_store_is_refused_and_left_as_it_is(command: list[str], tmp_path
     store = tmp_path / "retoma.db"
     prepare(store, SystemClock().wall_ms())
     connection = apsw.Connection(str(store))
-    connection.execute("UPDATE migrations SET version = 99, oldest_reader = 99, oldest_writer = 99")
+    connection.execute("INSERT INTO migrations VALUES (99, 'later', 'x', 99, 99, 0)")
     connection.close()
     before = store.read_bytes()
     assert_one_sentence(run_retoma(*command, "--data-dir", tmp_path), 3, "newer Retoma")

@@ -31,7 +31,7 @@ from tests.support.clock import ManualClock
 from tests.support.command import Ended, run_retoma
 from tests.support.places import place_on
 from tests.support.postgres import administer, new_postgres_store
-from tests.support.service import environment, start_service
+from tests.support.service import environment, launch_service, start_service
 from tests.support.stores import new_store, problems
 from tests.support.waiting import wait_for
 from tests.support.world import DAY_MS, REQUEST, World, key_of
@@ -342,16 +342,28 @@ def test_a_store_that_is_in_use_is_not_compacted(tmp_path: Path) -> None:
 
 def test_a_service_that_starts_during_a_compaction_waits_and_loses_nothing(tmp_path: Path) -> None:
     large_store(tmp_path / "data", incremental=False, tasks=12)
-    command = [sys.executable, "-P", "-m", "retoma", "store", "compact", "--data-dir", str(tmp_path / "data")]
+    folder = tmp_path / "data"
+    command = [sys.executable, "-P", "-m", "retoma", "store", "compact", "--data-dir", str(folder)]
     with subprocess.Popen(command, env=environment()) as compacting:
-        folder = tmp_path / "data"
-        wait_for(lambda: _has_temporary_file(compacting.pid, folder) or compacting.poll() is not None, "it to begin")
-        with start_service(tmp_path / "data", env=SHORT) as service:
+        wait_for(lambda: any(link.endswith("(deleted)") for link in opened_in(folder, compacting.pid)), "it to begin")
+        compacting.send_signal(signal.SIGSTOP)
+        with launch_service(folder, env=SHORT) as service:
+            wait_for(lambda: opened_in(folder, service.pid), "the service to open the store")
+            compacting.send_signal(signal.SIGCONT)
             assert compacting.wait(30) == 0
-            api = Api(service)
+            api = Api(service.wait_ready())
             assert len(api.http.get("/v1/tasks").json()["data"]) >= 4
             assert api.wait_finished(api.create())["status"] == "completed"
-    assert_store_is_sound(tmp_path / "data")
+    assert_store_is_sound(folder)
+
+
+def opened_in(folder: Path, pid: int) -> list[str]:
+    """Which files of this folder a process has open; SQLite's temporary ones have no name any more."""
+    try:
+        links = [str(one.readlink()) for one in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return []
+    return [link for link in links if link.startswith(f"{folder}/")]
 
 
 @pytest.fixture(scope="module")
@@ -389,15 +401,6 @@ def _written(pid: int) -> int:
         return int(Path(f"/proc/{pid}/io").read_text().split("wchar: ")[1].split()[0])
     except (OSError, IndexError):
         return 0
-
-
-def _has_temporary_file(pid: int, folder: Path) -> bool:
-    """One without a name, in this folder: SQLite writes the new content there first."""
-    try:
-        links = [str(one.readlink()) for one in Path(f"/proc/{pid}/fd").iterdir()]
-    except OSError:
-        return False
-    return any(link.startswith(str(folder)) and link.endswith("(deleted)") for link in links)
 
 
 @pytest.fixture
