@@ -19,7 +19,7 @@ import openai
 import pytest
 import uvicorn
 
-from retoma.bootstrap import listen, open_store
+from retoma.bootstrap import open_store
 from retoma.clock import SystemClock
 from retoma.http.app import create_app
 from retoma.http.attendance import Attendance
@@ -27,6 +27,7 @@ from retoma.http.guard import Context
 from retoma.http.stream import KEEP_ALIVE
 from retoma.ids import SystemIds
 from retoma.runtime.instance import Instance
+from retoma.serving import listen
 from retoma.settings import Settings
 from retoma.store.contract import Store
 from retoma.transactions.clients import Client, add_client

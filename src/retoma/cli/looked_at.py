@@ -54,7 +54,7 @@ def _file(path: Path, *, alone: bool) -> Generator[Read, None, None]:
 
 @contextmanager
 def _server(settings: Settings) -> Generator[Read, None, None]:
-    from retoma import bootstrap  # noqa: PLC0415 - brings the whole server with it
+    from retoma import bootstrap  # noqa: PLC0415 - brings the database's driver with it
 
     store = bootstrap.connect_server(settings)
     try:

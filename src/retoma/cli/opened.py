@@ -29,7 +29,7 @@ class Opened:
 @contextmanager
 def opened(settings: Settings) -> Generator[Opened, None, None]:
     """The store, made or migrated if need be; raises Refused or StoreUnavailable with a sentence."""
-    from retoma import bootstrap  # noqa: PLC0415 - brings the whole server with it
+    from retoma import bootstrap  # noqa: PLC0415 - brings the database's driver with it
 
     clock = SystemClock()
     store = bootstrap.open_store(settings, clock)

@@ -47,11 +47,11 @@ def serve(*, stop_with_stdin: bool, **flags: Any) -> int:
     set_up_logging(settings.log_level, settings.log_format)
     if stop_with_stdin:
         threading.Thread(target=_stop_at_end_of_input, name="stdin", daemon=True).start()
-    from retoma import bootstrap  # noqa: PLC0415 - brings the whole server with it
+    from retoma import serving  # noqa: PLC0415 - brings the whole server with it
 
     if settings.log_format == "text":  # a sentence for people would be no line for a program
         click.echo(f"Retoma starts on {settings.host}, data in {settings.data_dir}. Ctrl-C stops it.", err=True)
-    stopped_by = bootstrap.run(settings)
+    stopped_by = serving.run(settings)
     return _STATUS.get(stopped_by, FAILED) if stopped_by else FAILED
 
 

@@ -208,13 +208,13 @@ def _database_sizes(here: Opened) -> dict[str, int]:
 
 
 def _schema_version(here: Opened) -> int:
-    from retoma import bootstrap  # noqa: PLC0415 - brings the whole server with it
+    from retoma import bootstrap  # noqa: PLC0415 - brings the database's driver with it
 
     return bootstrap.migrate_store(here.settings, here.clock)
 
 
 def _findings(here: Opened) -> Iterator[Finding]:
-    from retoma import bootstrap  # noqa: PLC0415 - brings the whole server with it
+    from retoma import bootstrap  # noqa: PLC0415 - brings the database's driver with it
 
     assert isinstance(here.store, Inspected)
     problems = [*here.store.integrity_problems(), *bootstrap.schema_problems(here.settings)]

@@ -96,7 +96,7 @@ def compact(*, data_dir: str | None, store: str | None, as_json: bool) -> None:
     Once is enough for a file of an older release: from then on it gives space back while it is in use. If this is
     interrupted or killed, the store is whole.
     """
-    from retoma import bootstrap  # noqa: PLC0415 - brings the whole server with it
+    from retoma import bootstrap  # noqa: PLC0415 - brings the database's driver with it
     from retoma.store import sqlite_space  # noqa: PLC0415 - brings apsw with it
 
     settings = settings_for(data_dir, store)

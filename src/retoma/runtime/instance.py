@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from retoma import limits
@@ -355,8 +354,3 @@ class Instance:
 
     def _spawn(self, loop: Coroutine[Any, Any, None]) -> None:
         self._loops.append(asyncio.create_task(loop))
-
-
-def admin_token_path(data_dir: Path) -> Path:
-    """Where the local command line finds its token."""
-    return data_dir / "admin.token"
