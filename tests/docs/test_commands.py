@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.api import Api
 from tests.support.command import run_retoma
+from tests.support.gguf_file import write_tiny_model
 from tests.support.service import RunningService, environment, start_service
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -52,6 +53,7 @@ def service(tmp_path: Path) -> Iterator[RunningService]:
     with start_service(tmp_path / "data") as running:
         api = Api(running)
         api.wait_finished(api.create(max_output_tokens=5))
+        write_tiny_model(tmp_path / "qwen3-4b-q4_k_m.gguf")  # which docs/models.md adds
         yield running
 
 
@@ -63,7 +65,7 @@ def filled_in(command: str, service: RunningService, paired: dict[str, str]) -> 
     command = re.sub(r"http://(127\.0\.0\.1|192\.168\.1\.20):8642", service.url, command)
     command = re.sub(r"~/\.local/share/retoma|/var/lib/retoma", str(service.data_dir), command)
     command = command.replace("/backup/", f"{service.data_dir.parent}/").replace("/opt/retoma/bin/", "")
-    return command.replace("cli_…", paired.get("id", "")).replace("smollm2", "scripted")
+    return re.sub("(?<!llm-)smollm2", "scripted", command.replace("cli_…", paired.get("id", "")))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -87,7 +89,7 @@ def test_the_commands_of_a_page_work(page: Path, service: RunningService) -> Non
             if command.startswith(ALONE):
                 later.append(command)
                 continue
-            said = run(f"{known}\n{filled_in(command, service, paired)}", env)
+            said = run(f"{known}\n{filled_in(command, service, paired)}", env, service.data_dir.parent)
             if re.match(r"(export )?\w+=", command):
                 known += f"{filled_in(command, service, paired)}\n"
             if '"client":' in said:
@@ -95,16 +97,17 @@ def test_the_commands_of_a_page_work(page: Path, service: RunningService) -> Non
             ran += 1
     assert service.stop() == 0
     for command in later:
-        run(command, env)
+        run(command, env, service.data_dir.parent)
     assert ran + len(later) or all(
         any(command.startswith(beginning) for beginning in NOT_RUN) for block in commands(page) for command in block
     )
 
 
-def run(script: str, env: dict[str, str]) -> str:
+def run(script: str, env: dict[str, str], folder: Path) -> str:
     done = subprocess.run(
         ["bash", "-euc", script],
         env=env,
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
