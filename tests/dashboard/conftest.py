@@ -24,9 +24,12 @@ SWITCHES = [
 ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Debian's Chromium; in CI its absence is a failure."""
+    """Debian's Chromium; in CI its absence is a failure.
+
+    Of one module only: while it is open, Playwright has an event loop in this thread, and no other test could run one.
+    """
     found = shutil.which("chromium")
     if found is None:
         message = "there is no `chromium` on PATH; apt-get install chromium"
