@@ -2,8 +2,9 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# Worker processes of pytest; `make test WORKERS=0` runs the tests in one.
-WORKERS ?= logical
+# Worker processes of pytest; `make test WORKERS=0` runs the tests in one. One more than there are processors, because the
+# tests wait for real processes a third of their time.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # How long `make soak` runs.
 MINUTES ?= 30
 # The evidence that `make replay` begins from.
