@@ -16,6 +16,7 @@ import click
 
 from retoma.cli.failures import Answered, ConnectionLost, NothingListens
 from retoma.cli.options import Command, data_dir_of, data_dir_option, named_data_dir
+from retoma.limits import PAGE_ITEMS_MAX
 
 if TYPE_CHECKING:
     import httpx
@@ -129,6 +130,17 @@ class Client:
         given = {name: value for name, value in (params or {}).items() if value not in {None, ""}}
         with self._failures():
             return self._decode(self._http.get(path, params=given))
+
+    def newest(self, path: str, state: str | None, limit: int) -> Iterator[dict[str, Any]]:
+        """At most `limit` objects of a list that is served newest first, page by page."""
+        after, left = "", limit
+        while left > 0:
+            page = self.get(path, {"state": state, "after": after, "limit": min(left, PAGE_ITEMS_MAX)})
+            yield from page["data"]
+            left -= len(page["data"])
+            if not page["has_more"]:
+                return
+            after = page["data"][-1]["id"]
 
     def post(
         self, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None

@@ -15,7 +15,7 @@ from retoma.cli.options import example, json_option
 from retoma.cli.printing import note, print_fields, print_json, print_table, shortened, time_of
 from retoma.core.task import State
 
-_PAGE_TASKS, _PAGE_EVENTS = 100, 1000
+_PAGE_EVENTS = 1000
 
 
 @click.group(epilog=example("retoma tasks list --state running", "retoma tasks cancel resp_019a…"))
@@ -30,7 +30,7 @@ def tasks() -> None:
 @json_option
 def list_tasks(*, client: Client, state: str | None, limit: int, as_json: bool) -> None:
     """List tasks, newest first."""
-    found = list(_tasks(client, state, limit))
+    found = list(client.newest("/v1/tasks", state, limit))
     if as_json:
         print_json(found)
         return
@@ -110,17 +110,6 @@ def cancel(*, client: Client, task_id: str, as_json: bool) -> None:
 
 def _tell(outage: Outage) -> None:
     note(f"The service has gone away; waiting up to {outage.seconds_left:g} s for it to come back.")
-
-
-def _tasks(client: Client, state: str | None, limit: int) -> Iterator[dict[str, Any]]:
-    after, left = "", limit
-    while left > 0:
-        page = client.get("/v1/tasks", {"state": state, "after": after, "limit": min(left, _PAGE_TASKS)})
-        yield from page["data"]
-        left -= len(page["data"])
-        if not page["has_more"]:
-            return
-        after = page["data"][-1]["id"]
 
 
 def _events(client: Client, task_id: str, after: int) -> Iterator[dict[str, Any]]:

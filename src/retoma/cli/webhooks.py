@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import click
 
 from retoma.cli.client import Client, with_client
 from retoma.cli.options import example, json_option
 from retoma.cli.printing import print_json, print_table, shortened, time_of
 from retoma.core.webhook import MessageState
-
-_PAGE_MESSAGES = 100
 
 
 @click.group(epilog=example("retoma webhooks list --state unconfirmed", "retoma webhooks secret"))
@@ -31,7 +26,7 @@ def list_webhooks(*, client: Client, state: str | None, limit: int, as_json: boo
     waiting: the task has not ended. pending: to be sent (again). unconfirmed: sent, and no answer came, so it is sent
     again. delivered: answered with a 2xx. failed: the receiver is gone (410), or the retries have ended.
     """
-    found = list(_messages(client, state, limit))
+    found = list(client.newest("/v1/webhooks", state, limit))
     if as_json:
         print_json(found)
         return
@@ -60,17 +55,6 @@ def secret(*, client: Client, as_json: bool) -> None:
         print_json(found)
     else:
         click.echo(found["secret"])
-
-
-def _messages(client: Client, state: str | None, limit: int) -> Iterator[dict[str, Any]]:
-    after, left = "", limit
-    while left > 0:
-        page = client.get("/v1/webhooks", {"state": state, "after": after, "limit": min(left, _PAGE_MESSAGES)})
-        yield from page["data"]
-        left -= len(page["data"])
-        if not page["has_more"]:
-            return
-        after = page["data"][-1]["id"]
 
 
 def _time_of(at_ms: int | None) -> str:
