@@ -23,6 +23,7 @@ from retoma.bootstrap import open_store
 from retoma.clock import SystemClock
 from retoma.http.app import create_app
 from retoma.http.attendance import Attendance
+from retoma.http.errors import TYPES
 from retoma.http.guard import Context
 from retoma.http.stream import KEEP_ALIVE
 from retoma.ids import SystemIds
@@ -192,3 +193,17 @@ def raw_request(server: Server, content: bytes) -> bytes:
         while piece := line.recv(65536):
             answer += piece
     return answer
+
+
+def check(reply: httpx.Response, status: int, code: str, param: str | None = None) -> dict[str, Any]:
+    """The envelope of contract §5, all of it."""
+    body = reply.json()
+    assert set(body) == {"error"}
+    error = body["error"]
+    assert set(error) == {"message", "type", "code", "param", "request_id"}
+    assert (reply.status_code, error["code"], error["param"]) == (status, code, param), error["message"]
+    assert error["type"] == TYPES.get(status, "invalid_request_error")
+    assert 0 < len(error["message"]) < 500
+    assert reply.headers["x-request-id"] == error["request_id"]
+    assert reply.headers["content-type"] == "application/json"
+    return error

@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from retoma import limits
-from retoma.http.errors import TYPES
-from tests.http.service import TOKEN, Server, raw_request, submit
+from tests.http.service import TOKEN, Server, check, raw_request, submit
 
 GOOD: dict[str, Any] = {"model": "scripted", "input": "x", "max_output_tokens": 1}
 UNKNOWN = "resp_" + "0" * 32
@@ -170,20 +169,6 @@ NOTHING_ASKED: list[dict[str, Any]] = [
     {"presence_penalty": 0, "frequency_penalty": 0.0, "text": {"format": {"type": "text"}, "verbosity": "medium"}},
     {"stream_options": {"include_obfuscation": True}, "user": "u", "temperature": 2, "top_p": 1, "seed": -1},
 ]
-
-
-def check(reply: httpx.Response, status: int, code: str, param: str | None = None) -> dict[str, Any]:
-    """The envelope of contract §5, all of it."""
-    body = reply.json()
-    assert set(body) == {"error"}
-    error = body["error"]
-    assert set(error) == {"message", "type", "code", "param", "request_id"}
-    assert (reply.status_code, error["code"], error["param"]) == (status, code, param), error["message"]
-    assert error["type"] == TYPES.get(status, "invalid_request_error")
-    assert error["message"]
-    assert reply.headers["x-request-id"] == error["request_id"]
-    assert reply.headers["content-type"] == "application/json"
-    return error
 
 
 @pytest.fixture(autouse=True)

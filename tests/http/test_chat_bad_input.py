@@ -11,7 +11,7 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsStr
 
 from retoma import limits
 from retoma.http.chat_wire import SHARED, ChatOnly
-from retoma.http.errors import TYPES
+from tests.http.service import check
 
 PATH = "/v1/chat/completions"
 GOOD: dict[str, Any] = {"model": "scripted", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
@@ -191,16 +191,6 @@ NOTHING_ASKED: list[dict[str, Any]] = [
     says("x", role="assistant", refusal=None, audio=None, tool_calls=None, function_call=None, annotations=[]),
     says([{"type": "refusal", "refusal": "no"}], role="assistant", tool_calls=[], parsed={"a": 1}),
 ]
-
-
-def check(reply: httpx.Response, status: int, code: str, param: str | None = None) -> None:
-    """The envelope of contract §5, all of it."""
-    error = reply.json()["error"]
-    assert set(error) == {"message", "type", "code", "param", "request_id"}
-    assert (reply.status_code, error["code"], error["param"]) == (status, code, param), error["message"]
-    assert error["type"] == TYPES.get(status, "invalid_request_error")
-    assert len(error["message"]) < 500
-    assert reply.headers["x-request-id"] == error["request_id"]
 
 
 def post(api: httpx.Client, content: bytes, **headers: str) -> httpx.Response:
