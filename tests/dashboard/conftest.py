@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.dashboard.guest import Guest
+from tests.dashboard.strangers import Tasks, write_store
+from tests.support.service import RunningService, start_service
 
 SWITCHES = [
     "--headless",
@@ -48,3 +51,21 @@ def guest(browser: Browser) -> Iterator[Guest]:
     made = Guest(browser)
     yield made
     made.leave()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("strangers") / "data"
+
+
+@pytest.fixture(scope="module")
+def tasks(folder: Path) -> Tasks:
+    """A store with a task in every state, and hostile texts wherever there is a place for one."""
+    return write_store(folder)
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path, tasks: Tasks) -> Iterator[RunningService]:
+    """Serves those tasks and works on none; a module that needs another has its own."""
+    with start_service(folder, args=["--workers", "0"]) as running:
+        yield running

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from retoma.dashboard.router import make_router
 from retoma.dashboard.sizes import Sizes
 from retoma.http.guard import ADMIN, SCOPES
 from tests.dashboard.people import new_client
-from tests.dashboard.strangers import Tasks, write_store
+from tests.dashboard.strangers import Tasks
 from tests.support.api import Api
 from tests.support.places import place_on
 from tests.support.service import RunningService, start_service
@@ -26,22 +25,6 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("pieces") / "data"
-
-
-@pytest.fixture(scope="module")
-def tasks(folder: Path) -> Tasks:
-    return write_store(folder)
-
-
-@pytest.fixture(scope="module")
-def service(folder: Path, tasks: Tasks) -> Iterator[RunningService]:
-    with start_service(folder, args=["--workers", "0"]) as running:
-        yield running
 
 
 def routes() -> list[str]:

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import astuple
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.dashboard.guest import PHONE, Guest
-from tests.dashboard.strangers import BREAKOUT, CLIENT, EVIL, IMAGE, LONG, MODEL, SCRIPT, Tasks, write_store
-from tests.support.service import RunningService, start_service
+from tests.dashboard.strangers import BREAKOUT, CLIENT, EVIL, IMAGE, LONG, MODEL, SCRIPT, Tasks
+from tests.support.service import RunningService
 
 pytestmark = pytest.mark.xdist_group("dashboard")
 CONTRAST_MIN = 4.5
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("strangers") / "data"
-
-
-@pytest.fixture(scope="module")
-def tasks(folder: Path) -> Tasks:
-    return write_store(folder)
-
-
-@pytest.fixture(scope="module")
-def service(folder: Path, tasks: Tasks) -> Iterator[RunningService]:
-    with start_service(folder, args=["--workers", "0"]) as running:
-        yield running
 
 
 def pages_of(tasks: Tasks) -> list[str]:
